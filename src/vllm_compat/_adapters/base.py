@@ -1,0 +1,78 @@
+"""A behaviour: one way of doing one thing that varies, and what of vLLM it stands on."""
+
+from __future__ import annotations
+
+from abc import ABC
+from dataclasses import dataclass
+from typing import ClassVar
+
+from vllm_compat._detect.surface import Surface
+
+__all__ = ["Behaviour", "Need", "Verdict"]
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """A symbol that must exist.
+
+    Attributes:
+        symbol: as ``Surface.find`` takes it.
+        parameters: names that it must accept.
+        supplied: every name that we can pass; a required parameter outside of these is one we do not know. None: not
+            looked at.
+    """
+
+    symbol: str
+    parameters: tuple[str, ...] = ()
+    supplied: frozenset[str] | None = None
+
+    def missing(self, surface: Surface) -> tuple[str, ...]:
+        """What is not there, each as text that names the symbol; empty when the need is met."""
+        found = surface.find(self.symbol)
+        if found is None:
+            return (self.symbol,)
+        lost = [f"{self.symbol}({p})" for p in self.parameters if p not in found.parameters and "**" not in found.parameters]
+        if self.supplied is not None:
+            lost += [f"{self.symbol}(unknown required {p})" for p in sorted(found.required - self.supplied)]
+        return tuple(lost)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether a behaviour fits this vLLM, and why.
+
+    Attributes:
+        variation: what varies, the name of the module in ``_adapters``.
+        name: the behaviour's own.
+        fits: the answer.
+        reason: the evidence, in a few words.
+        missing: the symbols it lacks.
+    """
+
+    variation: str
+    name: str
+    fits: bool
+    reason: str
+    missing: tuple[str, ...] = ()
+
+
+class Behaviour(ABC):
+    """One way of doing one thing that varies."""
+
+    variation: ClassVar[str]
+    name: ClassVar[str]
+    needs: ClassVar[tuple[Need, ...]] = ()
+    """Symbols without which it cannot work."""
+    unless: ClassVar[tuple[Need, ...]] = ()
+    """Symbols whose presence makes it wrong."""
+
+    @classmethod
+    def judge(cls, surface: Surface) -> Verdict:
+        """Accept or refuse this behaviour for the vLLM that ``surface`` shows."""
+        missing = tuple(m for need in cls.needs for m in need.missing(surface))
+        if missing:
+            return Verdict(cls.variation, cls.name, False, f"missing {', '.join(missing)}", missing)
+        present = [need.symbol for need in cls.unless if not need.missing(surface)]
+        if present:
+            return Verdict(cls.variation, cls.name, False, f"{', '.join(present)} exists")
+        return Verdict(cls.variation, cls.name, True, f"found {', '.join(n.symbol for n in cls.needs)}")

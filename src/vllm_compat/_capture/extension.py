@@ -1,0 +1,42 @@
+"""What the engine calls in every worker."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from vllm_compat._capture.tap import Tap
+from vllm_compat.types import LayerId
+
+__all__ = ["EXTENSION", "VllmCompatExtension"]
+
+EXTENSION = "vllm_compat._capture.extension.VllmCompatExtension"
+
+
+class VllmCompatExtension:
+    """vLLM mixes this into its worker class, and refuses any name that the worker has: hence the prefixes.
+
+    The methods also serve as plain functions of a worker, for one that was built without the extension.
+    """
+
+    vllm_compat_tap: Tap | None = None
+
+    def vllm_compat_install(self: Any, layer_ids: Sequence[LayerId], states: str) -> None:
+        """Tap this worker's layers, if its rank is the one that captures: every tensor-parallel rank has the same rows."""
+        from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
+
+        self.vllm_compat_tap = Tap(self, layer_ids, states) if get_tensor_model_parallel_rank() == 0 else None
+
+    def vllm_compat_collect(
+        self: Any, finished: Sequence[str], dropped: Sequence[str]
+    ) -> tuple[str | None, dict[str, Any]] | None:
+        """``Tap.collect`` of the rank that captures; None from the others."""
+        tap: Tap | None = self.vllm_compat_tap
+        return tap.collect(finished, dropped) if tap else None
+
+    def vllm_compat_remove(self: Any) -> None:
+        """End capturing, if it ever began."""
+        tap: Tap | None = getattr(self, "vllm_compat_tap", None)
+        if tap is not None:
+            tap.remove()
+            self.vllm_compat_tap = None

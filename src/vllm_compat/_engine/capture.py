@@ -1,0 +1,70 @@
+"""The engine's side of the taps: puts them in, collects from them, checks what came."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vllm_compat._adapters.registry import Adapter
+from vllm_compat._capture.extension import EXTENSION, VllmCompatExtension
+from vllm_compat.errors import CaptureError, TokenMismatchError
+from vllm_compat.types import LayerId
+
+__all__ = ["Capture"]
+
+
+class Capture:
+    """Taps in every worker of an executor, from construction to ``remove``."""
+
+    def __init__(self, executor: Any, vllm_config: Any, layer_ids: tuple[LayerId, ...], adapter: Adapter) -> None:
+        self._executor = executor
+        self._by_name = vllm_config.parallel_config.worker_extension_cls == EXTENSION
+        self._layer_ids = layer_ids
+        try:
+            self._call(VllmCompatExtension.vllm_compat_install, layer_ids, adapter.chosen["states"][0])
+        except BaseException:
+            self.remove()  # some workers may have succeeded
+            raise
+
+    def collect(self, wanted: Mapping[str, Sequence[int]], dropped: Sequence[str]) -> dict[str, Sequence[Any]]:
+        """The states of finished requests, each row checked against the token it was forwarded for.
+
+        Args:
+            wanted: request id -> the token ids that must have been forwarded for it.
+            dropped: requests whose rows are to be forgotten.
+
+        Returns:
+            Request id -> one tensor [tokens, hidden_size] per layer id.
+        """
+        replies = self._call(VllmCompatExtension.vllm_compat_collect, list(wanted), list(dropped))
+        answers = [r for r in replies if r is not None]
+        if len(answers) != 1:
+            raise CaptureError(f"{len(answers)} of {len(replies)} workers answered with captured states, wanted one")
+        fault, rows = answers[0]
+        if fault:
+            raise CaptureError(f"capturing failed: {fault}")
+        return {request_id: self._checked(request_id, ids, rows.get(request_id)) for request_id, ids in wanted.items()}
+
+    def remove(self) -> None:
+        """Take the taps out."""
+        self._call(VllmCompatExtension.vllm_compat_remove)
+
+    def _checked(self, request_id: str, wanted: Sequence[int], found: Any) -> Sequence[Any]:
+        if found is None:
+            raise CaptureError(f"request {request_id!r} finished, and no row of it was ever captured")
+        received, states = found
+        ids = received.tolist()
+        for position, (token, own) in enumerate(zip(ids, wanted, strict=False)):
+            if token != own:
+                raise TokenMismatchError(request_id, position, token, own)
+        shapes = {i: tuple(s.shape) for i, s in zip(self._layer_ids, states, strict=True)}
+        if len(ids) != len(wanted) or any(len(shape) != 2 or shape[0] != len(wanted) for shape in shapes.values()):
+            raise CaptureError(
+                f"request {request_id!r}: {len(wanted)} tokens were to be forwarded, {len(ids)} were; the states are {shapes}"
+            )
+        return states  # type: ignore[no-any-return]
+
+    def _call(self, method: Any, *args: Any) -> list[Any]:
+        """Call a method of the extension in every worker: by name, or as a function where the extension is not mixed in."""
+        replies: list[Any] = self._executor.collective_rpc(method.__name__ if self._by_name else method, args=args)
+        return replies

@@ -1,0 +1,272 @@
+"""An ``Engine`` over vLLM's real scheduler and executor."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from vllm_compat._adapters.outputs import UpdateReader
+from vllm_compat._adapters.registry import Adapter, named
+from vllm_compat._adapters.request import RequestFactory
+from vllm_compat._adapters.step import PENDING, Step
+from vllm_compat._engine.capture import Capture
+from vllm_compat.engine import Engine
+from vllm_compat.errors import (
+    CaptureError,
+    EngineClosedError,
+    PendingStepError,
+    RequestError,
+    StalledStepError,
+    StepError,
+)
+from vllm_compat.types import CapturedStates, LayerId, StepResult
+
+__all__ = ["VllmEngine"]
+
+_PATIENCE_S = 10.0  # how long a scheduler may choose nothing though requests wait, e.g. for a grammar to compile
+_ENDED_WELL = frozenset({"stop", "length", "repetition"})
+
+
+@dataclass(slots=True)
+class _Tracked:
+    """A request between ``make_request`` and the collection of its states."""
+
+    token_ids: tuple[int, ...]
+    output_token_ids: tuple[int, ...] = ()
+    finish_reason: str | None = None
+
+
+class VllmEngine(Engine):
+    """Built by ``_engine.build``; ``shut_down`` is None when the caller owns scheduler and executor."""
+
+    def __init__(
+        self,
+        *,
+        adapter: Adapter,
+        core: Any,
+        scheduler: Any,
+        executor: Any,
+        layer_ids: tuple[LayerId, ...],
+        shut_down: Callable[[], None] | None,
+    ) -> None:
+        model_config = scheduler.vllm_config.model_config
+        self.layer_ids = layer_ids
+        self.num_layers = model_config.hf_text_config.num_hidden_layers
+        self.hidden_size = model_config.get_hidden_size()
+        self.vocab_size = model_config.get_vocab_size()
+        self.max_model_len = scheduler.max_model_len
+        self._scheduler = scheduler
+        self._executor = executor
+        self._shut_down = shut_down
+        self._factory: RequestFactory = named("request", adapter.chosen["request"][0])
+        self._step: Step = named("step", adapter.chosen["step"][0])
+        self._reader: UpdateReader = named("outputs", adapter.chosen["outputs"][0])
+        self._block_hasher = self._factory.block_hasher(core, scheduler)
+        self._end_token_ids = _end_token_ids(model_config)
+        self._tracked: dict[str, _Tracked] = {}
+        self._strangers: list[str] = []
+        self._numbers = itertools.count()
+        self._idle_since: float | None = None
+        self._failure: BaseException | None = None
+        self._closed = False
+        self._capture = Capture(executor, scheduler.vllm_config, layer_ids, adapter) if layer_ids else None
+
+    def make_request(
+        self,
+        token_ids: Sequence[int],
+        *,
+        request_id: str | None = None,
+        max_tokens: int = 1,
+        sampling: Mapping[str, Any] | None = None,
+        ignore_eos: bool = False,
+        add: bool = True,
+    ) -> Any:
+        self._require_open()
+        if request_id is None:
+            request_id = next(i for n in self._numbers if (i := f"request-{n}") not in self._tracked)
+        ids = self._checked(token_ids, request_id)
+        request = self._factory.make(
+            request_id, ids, self._sampling_params(request_id, max_tokens, sampling, ignore_eos), self._block_hasher
+        )
+        if add:
+            self._scheduler.add_request(request)
+        self._tracked[request_id] = _Tracked(ids)
+        return request
+
+    def run_step(self) -> StepResult:
+        self._require_open()
+        if not self._scheduler.has_requests():
+            return StepResult()
+        try:
+            result = self._advance()
+            # Finished requests reach the workers with the next step; there is none to wait for when all are done.
+            if not self._scheduler.has_unfinished_requests() and self._scheduler.has_requests():
+                self._advance()
+        except BaseException as error:
+            self._fail(error)
+            if PENDING in str(error):
+                raise PendingStepError from error
+            if isinstance(error, StepError) or not isinstance(error, Exception):
+                raise
+            raise StepError(
+                f"a step failed inside vLLM: {type(error).__name__}: {error}. The engine is closed; its "
+                f"{len(self._tracked)} request(s) are lost and can be made again in a new one."
+            ) from error
+        return result
+
+    def get_captured_states(self) -> list[CapturedStates]:
+        self._require_open()
+        finished = {i: t for i, t in self._tracked.items() if t.finish_reason is not None}
+        states: Mapping[str, Sequence[Any]] = {}
+        good = {i: t for i, t in finished.items() if t.finish_reason in _ENDED_WELL}
+        if self._capture and (finished or self._strangers):
+            dropped = [*(i for i in finished if i not in good), *self._strangers]
+            wanted = {i: (*t.token_ids, *t.output_token_ids[:-1]) for i, t in good.items()}
+            try:
+                states = self._capture.collect(wanted, dropped)
+            except BaseException as error:
+                self._fail(error)
+                raise
+        self._strangers.clear()
+        for request_id in finished:
+            del self._tracked[request_id]
+        return [
+            CapturedStates(
+                request_id=request_id,
+                token_ids=(*t.token_ids, *t.output_token_ids[:-1]),
+                num_prompt_tokens=len(t.token_ids),
+                output_token_ids=t.output_token_ids,
+                layer_ids=self.layer_ids,
+                hidden_states=tuple(states.get(request_id, ())),
+                finish_reason=t.finish_reason or "",
+            )
+            for request_id, t in good.items()
+        ]
+
+    def abort(self, *request_ids: str) -> None:
+        self._require_open()
+        from vllm.v1.request import RequestStatus
+
+        going_on = [i for i in request_ids if i in self._tracked and self._tracked[i].finish_reason is None]
+        self._scheduler.finish_requests(going_on, RequestStatus.FINISHED_ABORTED)
+        for request_id in going_on:
+            del self._tracked[request_id]
+            if self._capture:
+                self._strangers.append(request_id)
+
+    @property
+    def has_unfinished(self) -> bool:
+        return not self._closed and bool(self._scheduler.has_unfinished_requests())
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            if self._capture:
+                self._capture.remove()
+        finally:
+            if self._shut_down:
+                self._shut_down()
+
+    def _advance(self) -> StepResult:
+        scheduler_output = self._scheduler.schedule()
+        self._require_progress(scheduler_output)
+        output = self._step.execute(self._executor, self._scheduler, scheduler_output)
+        sampled: dict[str, tuple[int, ...]] = {}
+        finished: dict[str, str] = {}
+        for part in self._reader.read(self._scheduler.update_from_output(scheduler_output, output)):
+            if part.token_ids:
+                sampled[part.request_id] = sampled.get(part.request_id, ()) + part.token_ids
+            if part.finish_reason:
+                finished[part.request_id] = part.finish_reason
+            if tracked := self._tracked.get(part.request_id):
+                tracked.output_token_ids += part.token_ids
+                tracked.finish_reason = part.finish_reason
+            elif part.finish_reason and self._capture:
+                self._strangers.append(part.request_id)
+        return StepResult(
+            MappingProxyType(dict(scheduler_output.num_scheduled_tokens)),
+            MappingProxyType(sampled),
+            MappingProxyType(finished),
+        )
+
+    def _require_progress(self, scheduler_output: Any) -> None:
+        if scheduler_output.total_num_scheduled_tokens or not self._scheduler.has_unfinished_requests():
+            self._idle_since = None
+            return
+        now = time.monotonic()
+        self._idle_since = self._idle_since or now
+        if now - self._idle_since > _PATIENCE_S:
+            waiting = [i for i, t in self._tracked.items() if t.finish_reason is None]
+            raise StalledStepError(
+                waiting,
+                f"the scheduler has chosen nothing for {_PATIENCE_S:.0f} s. Either a step was executed outside run_step() "
+                "and its result never given to update_from_output(), or the KV cache cannot hold even one of them (raise "
+                "gpu_memory_utilization, or lower max_model_len or max_num_seqs), or the scheduler is paused.",
+            )
+        time.sleep(0.005)
+
+    def _checked(self, token_ids: Sequence[int], request_id: str) -> tuple[int, ...]:
+        if not isinstance(request_id, str) or not request_id:
+            raise RequestError("a request id is a text that is not empty", request_id=str(request_id))
+        if request_id in self._tracked:
+            raise RequestError("the id is in use by a request that is unfinished or not yet collected", request_id=request_id)
+        ids = tuple(token_ids.tolist() if hasattr(token_ids, "tolist") else token_ids)
+        wrong = next((t for t in ids if type(t) is not int or not 0 <= t < self.vocab_size), None)
+        if wrong is not None:
+            raise RequestError(
+                f"token id {wrong!r} is not an integer in range({self.vocab_size}), the model's vocabulary",
+                request_id=request_id,
+            )
+        if not 0 < len(ids) < self.max_model_len:
+            raise RequestError(
+                f"the prompt has {len(ids)} tokens; wanted 1 to {self.max_model_len - 1} (max_model_len - 1: the token "
+                "sampled after the prompt needs a place)",
+                request_id=request_id,
+            )
+        return ids
+
+    def _sampling_params(
+        self, request_id: str, max_tokens: int, sampling: Mapping[str, Any] | None, ignore_eos: bool
+    ) -> Any:
+        from vllm.sampling_params import SamplingParams
+
+        if max_tokens < 1:
+            raise RequestError(f"max_tokens is {max_tokens}; vLLM samples at least one token", request_id=request_id)
+        options: dict[str, Any] = {"temperature": 0.0, "detokenize": False, **(sampling or {})}
+        stop = set(options.pop("stop_token_ids", None) or ()) | (set() if ignore_eos else self._end_token_ids)
+        try:
+            return SamplingParams(max_tokens=max_tokens, stop_token_ids=sorted(stop), ignore_eos=ignore_eos, **options)
+        except (TypeError, ValueError) as error:
+            raise RequestError(f"sampling options {options} are refused by vLLM: {error}", request_id=request_id) from error
+
+    def _require_open(self) -> None:
+        if self._closed:
+            reason = f" because of {type(self._failure).__name__}: {self._failure}" if self._failure else ""
+            raise EngineClosedError(f"the engine was closed{reason}") from self._failure
+
+    def _fail(self, error: BaseException) -> None:
+        """Close after a failure, whose message is worth more than anything that goes wrong on the way out."""
+        self._failure = error
+        try:
+            self.close()
+        except Exception as another:
+            error.__context__ = another
+
+
+def _end_token_ids(model_config: Any) -> set[int]:
+    """The ids that end an answer, as the model's generation config or its config names them."""
+    generation = model_config.try_get_generation_config() or {}
+    ids = generation.get("eos_token_id", getattr(model_config.hf_text_config, "eos_token_id", None))
+    if ids is None:
+        return set()
+    return {ids} if isinstance(ids, int) else set(ids)
