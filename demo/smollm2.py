@@ -86,7 +86,8 @@ def undo_permutation(weight: NDArray[Any], num_heads: int) -> NDArray[Any]:
         The same rows in HF's order, same shape and dtype.
     """
     pairs = weight.reshape(num_heads, -1, 2, *weight.shape[1:])
-    return pairs.swapaxes(1, 2).reshape(weight.shape)
+    restored: NDArray[Any] = pairs.swapaxes(1, 2).reshape(weight.shape)
+    return restored
 
 
 def hf_config(fields: dict[str, Any], dtype: str, tied: bool) -> dict[str, Any]:
@@ -138,6 +139,7 @@ def tokenizer_config(fields: dict[str, Any]) -> dict[str, Any]:
         "eos_token": tokens[fields["tokenizer.ggml.eos_token_id"]],
         "unk_token": tokens[fields["tokenizer.ggml.unknown_token_id"]],
         "pad_token": tokens[fields["tokenizer.ggml.padding_token_id"]],
+        "model_input_names": ["input_ids", "attention_mask"],  # a Llama refuses the general class's token_type_ids
         "model_max_length": fields["llama.context_length"],
         "clean_up_tokenization_spaces": False,
         "chat_template": fields["tokenizer.chat_template"],

@@ -39,6 +39,9 @@ def build(model: str, layer_ids: tuple[LayerId, ...], options: dict[str, Any]) -
     if layer_ids:
         _refuse_options(arguments)
     config = EngineArgs(model=model, **arguments).create_engine_config()
+    if config.model_config.is_multimodal_model and "skip_tokenizer_init" not in options:
+        # Wrappers such as Kimi-K2.5's build their processor from the tokenizer, even for prompts of token ids alone.
+        config.model_config.skip_tokenizer_init = False
     if layer_ids:
         layer_ids = _checked_for_capture(config, layer_ids, UsageError)
 

@@ -27,7 +27,6 @@ from vllm_compat.types import CapturedStates, LayerId, StepResult
 
 __all__ = ["VllmEngine"]
 
-_PATIENCE_S = 10.0  # how long a scheduler may choose nothing though requests wait, e.g. for a grammar to compile
 _ENDED_WELL = frozenset({"stop", "length", "repetition"})
 
 
@@ -71,6 +70,7 @@ class VllmEngine(Engine):
         self._strangers: list[str] = []
         self._numbers = itertools.count()
         self._idle_since: float | None = None
+        self._patience = 10.0  # seconds that a scheduler may choose nothing though requests wait, e.g. for a grammar
         self._failure: BaseException | None = None
         self._closed = False
         self._capture = Capture(executor, scheduler.vllm_config, layer_ids, adapter) if layer_ids else None
@@ -205,11 +205,11 @@ class VllmEngine(Engine):
             return
         now = time.monotonic()
         self._idle_since = self._idle_since or now
-        if now - self._idle_since > _PATIENCE_S:
+        if now - self._idle_since > self._patience:
             waiting = [i for i, t in self._tracked.items() if t.finish_reason is None]
             raise StalledStepError(
                 waiting,
-                f"the scheduler has chosen nothing for {_PATIENCE_S:.0f} s. Either a step was executed outside run_step() "
+                f"the scheduler has chosen nothing for {self._patience:.0f} s. Either a step was executed outside run_step() "
                 "and its result never given to update_from_output(), or the KV cache cannot hold even one of them (raise "
                 "gpu_memory_utilization, or lower max_model_len or max_num_seqs), or the scheduler is paused.",
             )

@@ -1,0 +1,14 @@
+"""Extraction of hidden states to files, for training EAGLE-3 draft models: ``python -m vllm_compat.extract``.
+
+The same from Python is ``extract(ExtractConfig(...))``. Nothing here knows vLLM: it drives an ``Engine``, and importing
+it imports neither torch nor vLLM.
+"""
+
+from __future__ import annotations
+
+from vllm_compat.extract.config import ExtractConfig
+from vllm_compat.extract.inputs import Sample
+from vllm_compat.extract.record import Summary
+from vllm_compat.extract.run import extract
+
+__all__ = ["ExtractConfig", "Sample", "Summary", "extract"]

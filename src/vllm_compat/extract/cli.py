@@ -1,0 +1,127 @@
+"""The command line's options, and the ``ExtractConfig`` they make."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from vllm_compat._layers import parse_layer_id
+from vllm_compat.errors import UsageError
+from vllm_compat.extract.config import SAVE_DTYPES, ExtractConfig
+from vllm_compat.types import LayerId
+
+__all__ = ["config_of", "make_parser", "same_dashes"]
+
+
+def same_dashes(argv: Sequence[str]) -> list[str]:
+    """The arguments with dashes for the underscores of option names; values are left as they are."""
+    return [_same_dashes(argument) if argument.startswith("--") else argument for argument in argv]
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser; it knows option names with dashes only, see ``same_dashes``."""
+    parser = argparse.ArgumentParser(
+        prog="python -m vllm_compat.extract",
+        description="Save the hidden states of a model for tokenized samples, one safetensors file for each sample. "
+        "In option names dashes and underscores are the same.",
+        epilog="Exit codes: 0 every sample was written, 2 usage, 3 unsupported vLLM or model, 4 bad input, "
+        "5 captured states that cannot be vouched for, 1 anything else.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--model-path", "--model", dest="model", required=True, metavar="M", help="folder or name of the model")
+    add(
+        "--prepared-data",
+        required=True,
+        metavar="FILE",
+        help="JSONL, a row for each sample: input_ids, and optionally loss_mask and id",
+    )
+    add("--output-dir", required=True, metavar="DIR", help="where hs_{index}.safetensors and run.json go")
+    add(
+        "--layer-ids",
+        nargs="+",
+        type=_layer_id,
+        metavar="ID",
+        help="decoder layers from 0, whose outputs are saved in this "
+        "order; `norm` is the state after the final norm (default: 2 n//2 n-3 n-1 of n layers)",
+    )
+    add(
+        "--batch-size",
+        type=int,
+        default=8,
+        metavar="N",
+        help="the most samples under way at once (default: %(default)s)",
+    )
+    add("--max-seq-len", type=int, default=2048, metavar="N", help="tokens kept of a sample (default: %(default)s)")
+    add("--num-samples", type=int, metavar="N", help="only the first N samples (default: all)")
+    add(
+        "--tp-size",
+        "--tensor-parallel-size",
+        dest="tensor_parallel_size",
+        type=int,
+        default=1,
+        metavar="N",
+        help="GPUs to split each layer over (default: %(default)s)",
+    )
+    add("--gpu-memory-utilization", type=float, metavar="F", help="share of GPU memory to use (default: vLLM's)")
+    add("--dtype", default="auto", help="the model's dtype in the engine (default: %(default)s)")
+    add(
+        "--save-dtype", choices=SAVE_DTYPES, default="bfloat16", help="dtype of the saved states (default: %(default)s)"
+    )
+    add("--max-num-batched-tokens", type=int, metavar="N", help="the most tokens of one step (default: vLLM's)")
+    add("--trust-remote-code", action="store_true", help="let the model bring its own code")
+    add(
+        "--engine-option",
+        action="append",
+        type=_engine_option,
+        default=[],
+        metavar="NAME=JSON",
+        help="one more option of the engine, e.g. swap_space=4 or 'quantization=\"fp8\"'; repeatable",
+    )
+    add("--json", action="store_true", help="print the summary as one JSON object on stdout; all else goes to stderr")
+    return parser
+
+
+def config_of(options: argparse.Namespace) -> ExtractConfig:
+    """The configuration that parsed options make.
+
+    Raises:
+        UsageError: a value that cannot mean anything, or an engine option given twice.
+    """
+    values = vars(options)
+    engine_options: dict[str, Any] = {}
+    for name, value in values["engine_option"]:
+        if name in engine_options:
+            raise UsageError(f"--engine-option {name} is given twice")
+        engine_options[name] = value
+    layer_ids: list[LayerId] | None = values["layer_ids"]
+    taken = {name: value for name, value in values.items() if name not in ("engine_option", "layer_ids", "json")}
+    return ExtractConfig(
+        **taken, layer_ids=None if layer_ids is None else tuple(layer_ids), engine_options=engine_options
+    )
+
+
+def _same_dashes(option: str) -> str:
+    name, equals, value = option.partition("=")
+    return name.replace("_", "-") + equals + value
+
+
+def _layer_id(text: str) -> LayerId:
+    try:
+        return parse_layer_id(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _engine_option(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise argparse.ArgumentTypeError(f"wants NAME=JSON, found {text!r}")
+    try:
+        return name.replace("-", "_"), json.loads(value)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{name}: {value!r} is not JSON; text needs its quotes: {name}='\"text\"'"
+        ) from None

@@ -1,0 +1,83 @@
+"""What a local model folder's ``config.json`` says; nothing is downloaded and nothing imported."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from vllm_compat._layers import check_layer_ids
+from vllm_compat.errors import UsageError
+from vllm_compat.types import LayerId
+
+__all__ = ["ModelFacts", "choose_layer_ids", "read_model_facts"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What is known of a model before it is loaded; None where the file does not say.
+
+    Attributes:
+        num_layers: decoder layers.
+        hidden_size: width of a state.
+        vocab_size: token ids lie below it.
+        max_positions: tokens that fit, prompt and sampled ones together.
+        why_unknown: why there is nothing, where there is no readable ``config.json``.
+    """
+
+    num_layers: int | None = None
+    hidden_size: int | None = None
+    vocab_size: int | None = None
+    max_positions: int | None = None
+    why_unknown: str = ""
+
+
+def read_model_facts(model: str) -> ModelFacts:
+    """The facts in ``model/config.json``, those of its ``text_config`` first."""
+    folder = Path(model)
+    if not folder.is_dir():
+        return ModelFacts(why_unknown=f"{model} is no local folder")
+    try:
+        found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        return ModelFacts(why_unknown=f"{folder / 'config.json'} cannot be read: {error}")
+    if not isinstance(found, dict):
+        return ModelFacts(why_unknown=f"{folder / 'config.json'} is not a JSON object")
+    config = cast("dict[str, Any]", found)
+    text = config.get("text_config")
+    merged = config | cast("dict[str, Any]", text) if isinstance(text, dict) else config
+    return ModelFacts(
+        num_layers=_number(merged, "num_hidden_layers"),
+        hidden_size=_number(merged, "hidden_size"),
+        vocab_size=_number(merged, "vocab_size"),
+        max_positions=_number(merged, "max_position_embeddings"),
+    )
+
+
+def choose_layer_ids(asked: tuple[LayerId, ...] | None, facts: ModelFacts) -> tuple[LayerId, ...]:
+    """The ids asked for, or the default ``[2, n // 2, n - 3, n - 1]``; checked as far as the model is known.
+
+    Raises:
+        UsageError: an id that is out of range or there twice, or no ids for a model that the default does not suit.
+    """
+    n = facts.num_layers
+    if asked is not None:
+        if not asked:
+            raise UsageError("the engine captures no layers; open it with layer_ids")
+        if any(isinstance(i, int) and i < 0 for i in asked):
+            raise UsageError(f"layer ids count from 0, found {asked}")
+        most = max((i for i in asked if isinstance(i, int)), default=0)
+        return check_layer_ids(asked, most + 1 if n is None else n)
+    if n is None:
+        why = facts.why_unknown or "config.json has no num_hidden_layers"
+        raise UsageError(f"the default layer ids need the model's number of layers, and {why}. Give --layer-ids")
+    default: tuple[LayerId, ...] = (2, n // 2, n - 3, n - 1)
+    if len(set(default)) < len(default) or n < len(default):
+        raise UsageError(f"the default layer ids 2, n//2, n-3, n-1 do not suit a model of {n} layers. Give --layer-ids")
+    return default
+
+
+def _number(config: dict[str, Any], name: str) -> int | None:
+    value = config.get(name)
+    return value if type(value) is int and value > 1 else None

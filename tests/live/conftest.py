@@ -1,0 +1,92 @@
+"""Shared by the live tests: the environment, the models, and engines that are opened once."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import models
+import pytest
+
+import vllm_compat
+from vllm_compat import detect
+
+# vLLM reads these once, at the first engine. A GPU host sets VLLM_COMPAT_LIVE=gpu.
+ON_GPU = os.environ.get("VLLM_COMPAT_LIVE") == "gpu"
+RELEASE = detect().release
+FAULTS = RELEASE.faults if RELEASE and not ON_GPU else {}
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+if "mla" in FAULTS:
+    os.environ["VLLM_MLA_DISABLE"] = "1"
+
+# TF32 on a GPU and bfloat16 anywhere are far from 1e-5: there, layers are told apart by a wide margin instead.
+FLOAT32_ERROR = 5e-3 if ON_GPU else 1e-5
+
+
+def skip_if_faulty(*faults: str) -> None:
+    """Skip where the matrix says that the release's own kernels are wrong."""
+    for fault in faults:
+        if fault in FAULTS:
+            pytest.skip(f"vLLM {detect().version}: {FAULTS[fault]}")
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """``model("llama")``: the folder of a model, made at the first call."""
+    folder = Path(os.environ.get("VLLM_COMPAT_MODELS") or tmp_path_factory.mktemp("models"))
+    made: dict[str, Path] = {}
+
+    def make(name: str) -> Path:
+        if name not in made:
+            made[name] = getattr(models, name)(folder)
+        return made[name]
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def open_engine(model: Callable[[str], Path]) -> Iterator[Callable[..., Any]]:
+    """``open_engine("llama", layer_ids=...)``: one engine at a time, kept while the same one is asked for again."""
+    now: dict[str, Any] = {}
+
+    def open_or_reuse(name: str, **options: Any) -> Any:
+        key = repr((name, sorted(options.items())))
+        if now.get("key") != key or now["engine"].closed:
+            close()
+            defaults = {"dtype": "float32", "max_model_len": 512, "max_num_seqs": 64, "gpu_memory_utilization": 0.5}
+            if not ON_GPU:
+                del defaults["gpu_memory_utilization"]
+            now.update(key=key, engine=vllm_compat.open_engine(str(model(name)), **{**defaults, **options}))
+        return now["engine"]
+
+    def close() -> None:
+        if now:
+            now.pop("engine").close()
+            now.clear()
+
+    yield open_or_reuse
+    close()
+
+
+def prompt(length: int, seed: int, vocab: int = models.VOCAB) -> list[int]:
+    """Random token ids; none of them ends an answer."""
+    return random.Random(f"{length} {seed}").choices(range(3, vocab), k=length)
+
+
+def run(engine: Any, prompts: dict[str, list[int]], **options: Any) -> dict[str, Any]:
+    """Request id -> captured states, each seen exactly once."""
+    for request_id, token_ids in prompts.items():
+        engine.make_request(token_ids, request_id=request_id, **options)
+    captured: dict[str, Any] = {}
+    while engine.has_unfinished:
+        engine.run_step()
+        for states in engine.get_captured_states():
+            assert states.request_id not in captured
+            captured[states.request_id] = states
+    assert captured.keys() == prompts.keys()
+    return captured

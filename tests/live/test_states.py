@@ -1,0 +1,85 @@
+"""Every layer's states against HF float32, model by model."""
+
+from __future__ import annotations
+
+import oracle
+import pytest
+from conftest import FLOAT32_ERROR, prompt, run, skip_if_faulty
+
+from vllm_compat import detect
+
+EAGER_DEEPSEEK = {"compilation_config": {"custom_ops": ["none"]}}
+MODELS = {
+    "llama": {},
+    "qwen3": {},
+    "gemma": {},
+    "gpt2": {},
+    "deepseek_v3": EAGER_DEEPSEEK,
+}
+
+
+def num_layers(name):
+    return 4 if name == "deepseek_v3" else 6
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_layer_is_hf_float32(name, open_engine, model):
+    """Mixed prompts under a budget that cuts them; the last layer raw, and the state after the norm."""
+    if name == "deepseek_v3":
+        skip_if_faulty("deepseek", "deepseek-build")
+    layers = [*range(num_layers(name)), "norm"]
+    engine = open_engine(name, layer_ids=layers, max_num_batched_tokens=64, **MODELS[name])
+    prompts = {f"p{n}": prompt(n, seed=1) for n in (1, 33, 150)}
+    for request_id, captured in run(engine, prompts).items():
+        reference = oracle.states(model(name), prompts[request_id])
+        errors = {i: oracle.error(captured[i], reference[i]) for i in layers}
+        assert max(errors.values()) < FLOAT32_ERROR, errors
+
+
+def test_a_wrong_layer_would_show(open_engine, model):
+    """The control: in this model each layer is far from its neighbours, so the bound above tells layers apart."""
+    reference = oracle.states(model("llama"), prompt(33, seed=1))
+    for layer in range(5):
+        assert oracle.error(reference[layer], reference[layer + 1]) > 100 * FLOAT32_ERROR
+
+
+def test_trained_model_in_float32(open_engine, model):
+    """SmolLM2: 30 layers, states up to 22,574 on the first token."""
+    layers = [*range(30), "norm"]
+    engine = open_engine("smollm2", layer_ids=layers)
+    token_ids = prompt(34, seed=2, vocab=49152)
+    captured = run(engine, {"p": token_ids})["p"]
+    reference = oracle.states(model("smollm2"), token_ids)
+    errors = {i: oracle.typical_error(captured[i], reference[i]) for i in layers}
+    assert max(errors.values()) < FLOAT32_ERROR, errors
+
+
+def test_trained_model_in_bfloat16(open_engine, model):
+    """No further from HF float32 than twice what HF's own bfloat16 is."""
+    skip_if_faulty("bfloat16")
+    layers = [2, 15, 27, 29, "norm"]
+    engine = open_engine("smollm2", layer_ids=layers, dtype="bfloat16")
+    token_ids = prompt(34, seed=2, vocab=49152)
+    captured = run(engine, {"p": token_ids})["p"]
+    assert {str(t.dtype) for t in captured.hidden_states} == {"torch.bfloat16"}
+    exact = oracle.states(model("smollm2"), token_ids)
+    theirs = oracle.states(model("smollm2"), token_ids, "bfloat16")
+    for layer in layers:
+        ours, noise = oracle.typical_error(captured[layer], exact[layer]), oracle.typical_error(theirs[layer], exact[layer])
+        assert ours <= 2 * noise, (layer, ours, noise)
+
+
+def test_kimi_k25_text(open_engine, model):
+    """A multimodal wrapper: the layers are the language model's, not the vision tower's, which has as many."""
+    skip_if_faulty("deepseek", "deepseek-build", "kimi")
+    if not detect().capabilities["kimi_k25"]:
+        pytest.skip("this vLLM has no Kimi-K2.5")
+    layers = [3, 0, "norm"]
+    text_only = {"limit_mm_per_prompt": {"vision_chunk": 0}, "trust_remote_code": True}
+    engine = open_engine("kimi_k25", layer_ids=layers, **EAGER_DEEPSEEK, **text_only)
+    assert engine.num_layers == 4
+    token_ids = prompt(80, seed=4)
+    captured = run(engine, {"p": token_ids})["p"]
+    reference = oracle.states(model("deepseek_v3"), token_ids)
+    errors = {i: oracle.error(captured[i], reference[i]) for i in layers}
+    assert max(errors.values()) < FLOAT32_ERROR, errors

@@ -1,0 +1,81 @@
+"""What the tests of the extraction share: rows, files of rows, a model folder, and an engine that captures arrays."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from safetensors import safe_open
+
+from vllm_compat.extract import ExtractConfig
+from vllm_compat.testing import FakeEngine, fake_row
+from vllm_compat.types import LayerId
+
+LAYERS = (2, 0, "norm")
+HIDDEN = 8
+
+MakeConfig: TypeAlias = Callable[..., ExtractConfig]
+MakeEngine: TypeAlias = Callable[..., FakeEngine]
+WriteRows: TypeAlias = Callable[[Sequence[Any]], Path]
+
+
+def read(path: Path) -> tuple[dict[str, NDArray[Any]], Mapping[str, str]]:
+    """Tensors and metadata of a file, read by safetensors itself."""
+    with safe_open(str(path), framework="numpy") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
+
+
+def rows_of(tokens: Sequence[int], layer_ids: Sequence[LayerId], hidden: int = HIDDEN) -> NDArray[np.float32]:
+    """What ``FakeEngine`` captures, as [tokens, layers, hidden]."""
+    states = [[fake_row(i, tokens[: n + 1], hidden) for i in layer_ids] for n in range(len(tokens))]
+    return np.array(states, dtype=np.float32)
+
+
+@pytest.fixture
+def write_rows(tmp_path: Path) -> WriteRows:
+    def write(rows: Sequence[Any]) -> Path:
+        path = tmp_path / "data.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        return path
+
+    return write
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A folder that says 8 layers, width 8 and 1000 ids, as ``make_engine`` has them."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    config = {"num_hidden_layers": 8, "hidden_size": HIDDEN, "vocab_size": 1000, "max_position_embeddings": 4096}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def config(tmp_path: Path, model: Path) -> MakeConfig:
+    def make(**changes: Any) -> ExtractConfig:
+        values: dict[str, Any] = {
+            "model": str(model),
+            "prepared_data": tmp_path / "data.jsonl",
+            "output_dir": tmp_path / "out",
+            "layer_ids": LAYERS,
+            "batch_size": 2,
+            "max_seq_len": 64,
+        }
+        return ExtractConfig(**(values | changes))
+
+    return make
+
+
+@pytest.fixture
+def make_engine() -> MakeEngine:
+    def make(kind: type[FakeEngine] = FakeEngine, **changes: Any) -> FakeEngine:
+        values: dict[str, Any] = {"layer_ids": LAYERS, "num_layers": 8, "hidden_size": HIDDEN, "make_tensor": np.array}
+        return kind(**(values | changes))
+
+    return make
