@@ -32,7 +32,7 @@ def check_layer_ids(layer_ids: Sequence[LayerId], num_layers: int) -> tuple[Laye
     for layer_id in layer_ids:
         if layer_id == NORM:
             continue
-        if not isinstance(layer_id, int) or isinstance(layer_id, bool):
+        if type(layer_id) is not int:
             raise UsageError(f"layer id {layer_id!r} is neither an integer nor {NORM!r}")
         if not 0 <= layer_id < num_layers:
             raise UsageError(

@@ -60,8 +60,8 @@ class Engine(ABC):
         Args:
             token_ids: the prompt; at least one id, fewer than ``max_model_len``.
             request_id: any text that no unfinished or uncollected request has; made up when left out.
-            max_tokens: tokens to sample. One is what a prefill needs; more makes the model answer, and the states of the
-                answer are captured in the same pass.
+            max_tokens: tokens to sample. One is what a prefill needs; more makes the model answer, and the states of
+                the answer are captured in the same pass.
             sampling: fields of vLLM's ``SamplingParams`` (``temperature``, ``top_p``, ``seed`` ...). Greedy by default.
             ignore_eos: go on to ``max_tokens`` though the model ends its answer.
             add: queue the request. False for a caller who queues it in a scheduler of his own.
@@ -132,7 +132,7 @@ def open_engine(
         model: a folder or a name that vLLM accepts.
         layer_ids: what to capture; see ``vllm_compat.types``. The order is kept.
         tensor_parallel_size: GPUs to split each layer over.
-        **engine_options: fields of vLLM's ``EngineArgs`` (``dtype``, ``max_model_len``, ``gpu_memory_utilization`` ...).
+        **engine_options: fields of vLLM's ``EngineArgs`` (``dtype``, ``max_model_len`` ...).
 
     While capturing the model runs eager and without prefix caching: a compiled model passes a tap by in silence, and
     cached tokens are never forwarded. The tokenizer is not loaded unless ``skip_tokenizer_init=False``.

@@ -1,8 +1,8 @@
 """A fake engine with the real one's interface and no torch, for the tests of code that drives an ``Engine``.
 
 It schedules like vLLM does where a caller can tell: a token budget that cuts prompts into pieces, finished requests
-reported in an order of their own, states that come only after the end. Every row of its states follows from the layer id
-and the tokens up to that row alone, so a test can say what any row must be: see ``fake_row``.
+reported in an order of their own, states that come only after the end. Every row of its states follows from the layer
+id and the tokens up to that row alone, so a test can say what any row must be: see ``fake_row``.
 """
 
 from __future__ import annotations
@@ -105,10 +105,16 @@ class FakeEngine(Engine):
             request_id = next(i for n in self._numbers if (i := f"request-{n}") not in self._requests)
         ids = tuple(token_ids)
         if request_id in self._requests:
-            raise RequestError("the id is in use by a request that is unfinished or not yet collected", request_id=request_id)
+            raise RequestError(
+                "the id is in use by a request that is unfinished or not yet collected", request_id=request_id
+            )
         if not 0 < len(ids) < self.max_model_len or not all(0 <= t < self.vocab_size for t in ids) or max_tokens < 1:
-            raise RequestError("an empty, too long or out-of-vocabulary prompt, or max_tokens < 1", request_id=request_id)
-        stop = frozenset((sampling or {}).get("stop_token_ids", ())) | (frozenset() if ignore_eos else {self._eos_token_id})
+            raise RequestError(
+                "an empty, too long or out-of-vocabulary prompt, or max_tokens < 1", request_id=request_id
+            )
+        stop = frozenset((sampling or {}).get("stop_token_ids", ())) | (
+            frozenset() if ignore_eos else {self._eos_token_id}
+        )
         request = FakeRequest(request_id, ids, max_tokens, stop)
         self._requests[request_id] = request
         if add:
@@ -131,7 +137,9 @@ class FakeEngine(Engine):
                 scheduled[request.request_id] = count
                 budget -= count
         sampled: dict[str, tuple[int, ...]] = {}
-        for request_id, count in sorted(scheduled.items(), key=lambda item: item[1]):  # like the V2 runner: not by arrival
+        for request_id, count in sorted(
+            scheduled.items(), key=lambda item: item[1]
+        ):  # like the V2 runner: not by arrival
             if token := self._forward(self._requests[request_id], count):
                 sampled[request_id] = token
         finished = {i: r.finish_reason for i in sampled if (r := self._requests[i]).finish_reason}

@@ -50,8 +50,8 @@ class CapturedStates:
 
     Attributes:
         request_id: the id given to ``make_request``.
-        token_ids: the tokens that were forwarded, one for each row. With ``max_tokens`` > 1 these are the prompt and the
-            generated tokens but the last, which was sampled and never forwarded.
+        token_ids: the tokens that were forwarded, one for each row. With ``max_tokens`` > 1 these are the prompt and
+            the generated tokens but the last, which was sampled and never forwarded.
         num_prompt_tokens: how many of them are the prompt.
         output_token_ids: every sampled token, the last one included.
         layer_ids: what was captured, in the order it was asked for.

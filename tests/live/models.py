@@ -167,9 +167,16 @@ def _tokenizer(path: Path) -> None:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE({c: 3 + n for n, c in enumerate(alphabet)} | {"<pad>": 0, "<s>": 1, "</s>": 2}, []))
+    tokenizer = Tokenizer(
+        models.BPE({c: 3 + n for n, c in enumerate(alphabet)} | {"<pad>": 0, "<s>": 1, "</s>": 2}, [])
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.save(str(path / "tokenizer.json"))
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "pad_token": "<pad>",
+    }
     (path / "tokenizer_config.json").write_text(json.dumps(config))

@@ -42,8 +42,7 @@ def states(model: Path, token_ids: Sequence[int], dtype: str = "float32") -> dic
         return hook
 
     handles = [
-        layer.register_forward_hook(keep(k))
-        for k, layer in enumerate(_layers(loaded, loaded.config.num_hidden_layers))
+        layer.register_forward_hook(keep(k)) for k, layer in enumerate(_layers(loaded, loaded.config.num_hidden_layers))
     ]
     try:
         with torch.no_grad():

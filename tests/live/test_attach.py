@@ -12,8 +12,7 @@ import vllm_compat
 @pytest.fixture(scope="module")
 def core(open_engine):
     """An EngineCore that knows nothing of capturing."""
-    engine = open_engine("llama", enable_prefix_caching=False)
-    return engine
+    return open_engine("llama", enable_prefix_caching=False)
 
 
 def built(core):

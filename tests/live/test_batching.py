@@ -12,7 +12,7 @@ from conftest import FLOAT32_ERROR, prompt, run
 LAYERS = [5, 0, 3]
 
 
-@pytest.fixture(params=[4096, 64], ids=["whole", "pieces"])
+@pytest.fixture(params=[4096, 64], ids=["whole", "pieces"], scope="module")
 def engine(request, open_engine):
     """The same engine twice: prompts whole, and cut by a budget of 64 tokens."""
     return open_engine("llama", layer_ids=LAYERS, max_num_batched_tokens=request.param)
@@ -31,7 +31,7 @@ def check(captured, prompts, folder, outputs_expected=1):
 
 
 def test_33_prompts_at_once_of_1_to_300_tokens(engine, model):
-    lengths = random.Random(0).sample(range(2, 300), 31) + [1, 300]
+    lengths = [*random.Random(0).sample(range(2, 300), 31), 1, 300]
     prompts = {f"id {n}": prompt(length, seed=n) for n, length in enumerate(lengths)}
     check(run(engine, prompts), prompts, model("llama"))
 

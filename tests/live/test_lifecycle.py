@@ -10,6 +10,15 @@ import vllm_compat
 
 @pytest.fixture
 def engine(open_engine):
+    """Attached anew for each test: whatever a test breaks in the taps goes with them."""
+    core = open_engine("llama", enable_prefix_caching=False, max_num_batched_tokens=64)
+    with vllm_compat.attach(scheduler=core._scheduler, executor=core._executor, layer_ids=[1, 4]) as engine:
+        yield engine
+
+
+@pytest.fixture
+def own_engine(open_engine):
+    """For what leaves scheduler and workers beyond use."""
     return open_engine("llama", layer_ids=[1, 4], max_num_batched_tokens=64)
 
 
@@ -80,29 +89,6 @@ def test_the_longest_prompt_is_captured_whole(engine):
     assert states[4].shape == (511, 128)
 
 
-def test_a_failing_forward_closes_the_engine_and_says_why(engine):
-    engine._executor.collective_rpc(break_forward)
-    engine.make_request(prompt(10, seed=1), request_id="lost")
-    with pytest.raises(vllm_compat.StepError, match="broken on purpose"):
-        engine.run_step()
-    assert engine.closed
-    assert not engine.has_unfinished
-    with pytest.raises(vllm_compat.EngineClosedError, match="broken on purpose"):
-        engine.make_request([1])
-    with pytest.raises(vllm_compat.EngineClosedError):
-        engine.get_captured_states()
-    engine.close()
-
-
-def break_forward(worker):
-    """Run in the worker: the next forward pass fails."""
-
-    def fail(*args, **kwargs):
-        raise ValueError("broken on purpose")
-
-    worker.model_runner.get_model().forward = fail
-
-
 def test_rows_of_other_tokens_are_refused(engine):
     """What a wrong order of rows looks like: the token ids that were forwarded are another request's."""
     engine._executor.collective_rpc(swap_owners)
@@ -135,8 +121,56 @@ def take_a_hook_out(worker):
     worker.vllm_compat_tap._removers.pop(0)()
 
 
-def test_a_second_phase_left_out_is_named(engine):
+def test_options_are_refused_before_anything_loads(model):
+    folder = str(model("llama"))
+    for options, word in [
+        ({"layer_ids": [6]}, "0 to 5"),
+        ({"layer_ids": [-1]}, "out of range"),
+        ({"layer_ids": [3, 3]}, "more than once"),
+        ({"layer_ids": [0], "enforce_eager": False}, "compiled"),
+        (
+            {"layer_ids": [0], "speculative_config": {"method": "ngram", "num_speculative_tokens": 1}},
+            "speculative_config",
+        ),
+        ({"async_scheduling": True}, "async_scheduling"),
+        ({"max_model_length": 100}, "Did you mean 'max_model_len'"),
+    ]:
+        with pytest.raises(vllm_compat.UsageError, match=word):
+            vllm_compat.open_engine(folder, **options)
+
+
+def test_a_failing_forward_closes_the_engine_and_says_why(own_engine):
+    engine = own_engine
+    engine._executor.collective_rpc(break_forward)
+    engine.make_request(prompt(10, seed=1), request_id="lost")
+    with pytest.raises(vllm_compat.StepError, match="broken on purpose"):
+        engine.run_step()
+    assert engine.closed
+    assert not engine.has_unfinished
+    with pytest.raises(vllm_compat.EngineClosedError, match="broken on purpose"):
+        engine.make_request([1])
+    with pytest.raises(vllm_compat.EngineClosedError):
+        engine.get_captured_states()
+    engine.close()
+
+
+def break_forward(worker):
+    """Run in the worker: the next forward pass fails."""
+
+    def fail(*args, **kwargs):
+        raise ValueError("broken on purpose")
+
+    worker.model_runner.get_model().forward = fail
+
+
+def run_to_the_end(engine):
+    while engine.has_unfinished:
+        engine.run_step()
+
+
+def test_a_second_phase_left_out_is_named(own_engine):
     """execute_model() by hand without sample_tokens(), then a step of ours."""
+    engine = own_engine
     two_phase = vllm_compat.detect().capabilities["two_phase_step"]
     engine._patience = 0.3
     engine.make_request(prompt(10, seed=1), request_id="a")
@@ -147,21 +181,5 @@ def test_a_second_phase_left_out_is_named(engine):
             engine.run_step()
     else:  # one phase: the result was thrown away, and its request waits for ever
         with pytest.raises(vllm_compat.StalledStepError, match="update_from_output"):
-            while engine.has_unfinished:
-                engine.run_step()
+            run_to_the_end(engine)
     assert engine.closed
-
-
-def test_options_are_refused_before_anything_loads(model):
-    folder = str(model("llama"))
-    for options, word in [
-        ({"layer_ids": [6]}, "0 to 5"),
-        ({"layer_ids": [-1]}, "out of range"),
-        ({"layer_ids": [3, 3]}, "more than once"),
-        ({"layer_ids": [0], "enforce_eager": False}, "compiled"),
-        ({"layer_ids": [0], "speculative_config": {"method": "ngram", "num_speculative_tokens": 1}}, "speculative_config"),
-        ({"async_scheduling": True}, "async_scheduling"),
-        ({"max_model_length": 100}, "Did you mean 'max_model_len'"),
-    ]:
-        with pytest.raises(vllm_compat.UsageError, match=word):
-            vllm_compat.open_engine(folder, **options)

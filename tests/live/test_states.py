@@ -65,7 +65,10 @@ def test_trained_model_in_bfloat16(open_engine, model):
     exact = oracle.states(model("smollm2"), token_ids)
     theirs = oracle.states(model("smollm2"), token_ids, "bfloat16")
     for layer in layers:
-        ours, noise = oracle.typical_error(captured[layer], exact[layer]), oracle.typical_error(theirs[layer], exact[layer])
+        ours, noise = (
+            oracle.typical_error(captured[layer], exact[layer]),
+            oracle.typical_error(theirs[layer], exact[layer]),
+        )
         assert ours <= 2 * noise, (layer, ours, noise)
 
 

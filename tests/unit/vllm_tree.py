@@ -47,6 +47,8 @@ _SOURCES = {
         class EngineArgs:
             model: str = ""
             enforce_eager: bool = False
+            enable_prefix_caching: bool | None = None
+            speculative_config: dict | None = None
             worker_extension_cls: str = ""
             async_scheduling: bool | None = None
 

@@ -31,7 +31,9 @@ class Need:
         found = surface.find(self.symbol)
         if found is None:
             return (self.symbol,)
-        lost = [f"{self.symbol}({p})" for p in self.parameters if p not in found.parameters and "**" not in found.parameters]
+        lost = [
+            f"{self.symbol}({p})" for p in self.parameters if p not in found.parameters and "**" not in found.parameters
+        ]
         if self.supplied is not None:
             lost += [f"{self.symbol}(unknown required {p})" for p in sorted(found.required - self.supplied)]
         return tuple(lost)

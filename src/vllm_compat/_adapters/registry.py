@@ -40,11 +40,15 @@ class Adapter:
     @property
     def missing(self) -> tuple[str, ...]:
         """The symbols lacking in each variation that nothing serves, by the behaviour that came closest."""
-        return tuple(m for variation, names in self.chosen.items() if not names for m in self._nearest(variation).missing)
+        return tuple(
+            m for variation, names in self.chosen.items() if not names for m in self._nearest(variation).missing
+        )
 
     def _nearest(self, variation: str) -> Verdict:
         # A behaviour refused because something exists has nothing missing, and so is not the one to mend.
-        return min((v for v in self.verdicts if v.variation == variation), key=lambda v: (not v.missing, len(v.missing)))
+        return min(
+            (v for v in self.verdicts if v.variation == variation), key=lambda v: (not v.missing, len(v.missing))
+        )
 
     @property
     def nearest(self) -> str:
@@ -63,7 +67,9 @@ def _registered() -> Iterator[type[Behaviour]]:
     for entry in entry_points(group=ENTRY_POINTS):
         behaviour = entry.load()
         if not (isinstance(behaviour, type) and issubclass(behaviour, Behaviour)):
-            raise TypeError(f"entry point {entry.name!r} of group {ENTRY_POINTS!r} is {behaviour!r}, not a Behaviour class")
+            raise TypeError(
+                f"entry point {entry.name!r} of group {ENTRY_POINTS!r} is {behaviour!r}, not a Behaviour class"
+            )
         if behaviour.variation not in VARIATIONS:
             raise TypeError(f"{behaviour!r} varies {behaviour.variation!r}; known are {', '.join(VARIATIONS)}")
         yield behaviour

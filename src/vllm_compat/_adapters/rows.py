@@ -62,7 +62,7 @@ class PersistentBatch(RowOwners):
 
 
 class SortedBatch(RowOwners):
-    """The V2 runner: a batch made anew for each step, kept until it is sampled. Its state was a plain tuple before 0.18."""
+    """The V2 runner: a batch made anew for each step, kept until it is sampled. Its state was a tuple before 0.18."""
 
     name = "sorted-batch"
     needs: ClassVar = (*_SCHEDULED, Need("vllm.v1.worker.gpu.input_batch:InputBatch.req_ids"))

@@ -54,10 +54,13 @@ def residual_stream(output: Any, layer: str) -> Any:
     """
     import torch
 
-    parts = output if isinstance(output, (tuple, list)) else (output,)
+    parts: tuple[Any, ...] = tuple(output) if isinstance(output, (tuple, list)) else (output,)
     if len(parts) == 2 and parts[1] is None:
         parts = parts[:1]
-    if not all(isinstance(p, torch.Tensor) and p.dim() == 2 and p.shape == parts[0].shape for p in parts) or len(parts) > 2:
+    if (
+        not all(isinstance(p, torch.Tensor) and p.dim() == 2 and p.shape == parts[0].shape for p in parts)
+        or len(parts) > 2
+    ):
         found = ", ".join(str(list(p.shape)) if isinstance(p, torch.Tensor) else type(p).__name__ for p in parts)
         raise TypeError(
             f"decoder layer {layer} returns ({found}); wanted a tensor [rows, hidden_size], or two of them to add"

@@ -22,7 +22,7 @@ class VllmCompatExtension:
     vllm_compat_tap: Tap | None = None
 
     def vllm_compat_install(self: Any, layer_ids: Sequence[LayerId], states: str) -> None:
-        """Tap this worker's layers, if its rank is the one that captures: every tensor-parallel rank has the same rows."""
+        """Tap this worker's layers if its rank is the one that captures: tensor-parallel ranks have the same rows."""
         from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 
         self.vllm_compat_tap = Tap(self, layer_ids, states) if get_tensor_model_parallel_rank() == 0 else None

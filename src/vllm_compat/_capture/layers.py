@@ -36,6 +36,6 @@ def find_decoder_layers(model: Any, num_layers: int) -> Any:
     if len(places) == 1:
         return found[places[0]]
     raise UnsupportedModelError(
-        f"{type(model).__name__}: looked for one list of {num_layers} decoder layers beside the vocabulary's embedding, "
-        f"found {', '.join(places) or 'none'}. Please report the model; its layers cannot be captured by this release."
+        f"{type(model).__name__}: looked for one list of {num_layers} decoder layers beside the vocabulary's "
+        f"embedding, found {', '.join(places) or 'none'}. Please report the model; this release cannot capture it."
     )

@@ -105,11 +105,13 @@ class Tap:
         for layer_id, states in self._received.items():
             if len(states) != 1:
                 return (
-                    f"layer {layer_id} gave {len(states)} states in one forward pass, wanted 1: the model runs compiled, "
-                    "replayed, or in parts that a tap does not see. Build the engine with enforce_eager=True"
+                    f"layer {layer_id} gave {len(states)} states in one forward pass, wanted 1: the model runs "
+                    "compiled, replayed, or in parts that a tap does not see. Build the engine with enforce_eager=True"
                 )
             if states[0].shape[0] < total:
-                return f"layer {layer_id} gave {states[0].shape[0]} rows for {total} tokens: the rows are split over ranks"
+                return (
+                    f"layer {layer_id} gave {states[0].shape[0]} rows for {total} tokens: the rows are split over ranks"
+                )
         token_ids = self._token_ids if self._token_ids is not None else self._owners.token_ids(self._runner)
         token_ids = token_ids[:total].to("cpu", copy=True)
         on_host = [self._received[layer_id][0][:total].to("cpu") for layer_id in self._layer_ids]
@@ -120,8 +122,8 @@ class Tap:
             rows = self._rows.setdefault(request_id, _Rows())
             if not rows.put(starts[request_id], token_ids[row:end], [t[row:end] for t in on_host]):
                 return (
-                    f"request {request_id!r}: tokens {len(rows)} to {starts[request_id]} were not forwarded here (taken "
-                    "from a cache, or run before the tap was in)"
+                    f"request {request_id!r}: tokens {len(rows)} to {starts[request_id]} were not forwarded here "
+                    "(taken from a cache, or run before the tap was in)"
                 )
             row = end
         return None
@@ -162,7 +164,9 @@ class _Rows:
 
         if len(self._pieces) == 1:
             return self._pieces[0][1:]
-        return torch.cat([p[1] for p in self._pieces]), [torch.cat(s) for s in zip(*(p[2] for p in self._pieces), strict=True)]
+        return torch.cat([p[1] for p in self._pieces]), [
+            torch.cat(s) for s in zip(*(p[2] for p in self._pieces), strict=True)
+        ]
 
 
 def _row_owners(runner: Any) -> RowOwners:

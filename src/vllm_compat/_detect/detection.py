@@ -100,7 +100,13 @@ class Detection:
             "capabilities": self.capabilities,
             "adapter": {v: list(names) for v, names in adapter.chosen.items()} if adapter else {},
             "verdicts": [
-                {"variation": v.variation, "name": v.name, "fits": v.fits, "reason": v.reason, "missing": list(v.missing)}
+                {
+                    "variation": v.variation,
+                    "name": v.name,
+                    "fits": v.fits,
+                    "reason": v.reason,
+                    "missing": list(v.missing),
+                }
                 for v in (adapter.verdicts if adapter else ())
             ],
         }

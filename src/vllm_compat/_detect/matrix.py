@@ -84,7 +84,7 @@ def load_matrix() -> tuple[Release, ...]:
 
 
 def find_release(version: Version) -> Release | None:
-    """The row of a version. A local part (``+cpu``) and a post release do not matter; a build between releases has none."""
+    """The row of a version, whatever its local part (``+cpu``) or post release; a build between releases has none."""
     if version.is_prerelease:
         return None
     return next((r for r in load_matrix() if Version(r.vllm) == Version(version.base_version)), None)

@@ -130,7 +130,11 @@ def _set_on_self(node: ast.ClassDef) -> Iterator[ast.Attribute]:
     """Attributes that the methods of a class assign on ``self``."""
     for child in ast.walk(node):
         targets = (
-            child.targets if isinstance(child, ast.Assign) else [child.target] if isinstance(child, ast.AnnAssign) else ()
+            child.targets
+            if isinstance(child, ast.Assign)
+            else [child.target]
+            if isinstance(child, ast.AnnAssign)
+            else ()
         )
         for target in targets:
             for part in target.elts if isinstance(target, ast.Tuple) else (target,):

@@ -94,7 +94,9 @@ def _refuse_options(arguments: dict[str, Any]) -> None:
             "which costs 0.8% of prefill speed (8B, one H200)."
         )
     if arguments["enable_prefix_caching"]:
-        raise UsageError("enable_prefix_caching=True: tokens taken from the cache are not forwarded, so they have no states")
+        raise UsageError(
+            "enable_prefix_caching=True: tokens taken from the cache are not forwarded, so they have no states"
+        )
     if arguments.get("speculative_config"):
         raise UsageError("speculative_config: rows of rejected drafts would be captured; capture with the plain model")
 
@@ -105,12 +107,16 @@ def _checked_for_capture(config: Any, layer_ids: tuple[LayerId, ...], error: typ
     if getattr(model, "is_encoder_decoder", False) or model.runner_type != "generate":
         raise UnsupportedModelError(f"{model.model}: only decoder-only, generating models can be captured")
     if config.cache_config.enable_prefix_caching:
-        raise error("prefix caching is on: cached tokens are not forwarded and have no states. Build the engine with "
-                    "enable_prefix_caching=False")
+        raise error(
+            "prefix caching is on: cached tokens are not forwarded and have no states. Build the engine with "
+            "enable_prefix_caching=False"
+        )
     if not model.enforce_eager:
         raise error("the model is compiled, and a tap on it captures nothing. Build the engine with enforce_eager=True")
     if config.speculative_config is not None:
-        raise error("the engine speculates: rows of rejected drafts would be captured. Build it without speculative_config")
+        raise error(
+            "the engine speculates: rows of rejected drafts would be captured. Build it without speculative_config"
+        )
     for name in ("pipeline_parallel_size", "prefill_context_parallel_size", "data_parallel_size"):
         if getattr(parallel, name, 1) > 1:
             raise error(f"{name}={getattr(parallel, name)}: capturing is for {name}=1 (use tensor_parallel_size)")

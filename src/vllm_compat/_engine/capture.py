@@ -60,11 +60,12 @@ class Capture:
         shapes = {i: tuple(s.shape) for i, s in zip(self._layer_ids, states, strict=True)}
         if len(ids) != len(wanted) or any(len(shape) != 2 or shape[0] != len(wanted) for shape in shapes.values()):
             raise CaptureError(
-                f"request {request_id!r}: {len(wanted)} tokens were to be forwarded, {len(ids)} were; the states are {shapes}"
+                f"request {request_id!r}: {len(wanted)} tokens were to be forwarded, {len(ids)} were; the states are "
+                f"{shapes}"
             )
         return states  # type: ignore[no-any-return]
 
     def _call(self, method: Any, *args: Any) -> list[Any]:
-        """Call a method of the extension in every worker: by name, or as a function where the extension is not mixed in."""
+        """Call a method of the extension in every worker: by name, or as a function where it is not mixed in."""
         replies: list[Any] = self._executor.collective_rpc(method.__name__ if self._by_name else method, args=args)
         return replies

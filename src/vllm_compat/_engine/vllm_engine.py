@@ -16,7 +16,6 @@ from vllm_compat._adapters.step import PENDING, Step
 from vllm_compat._engine.capture import Capture
 from vllm_compat.engine import Engine
 from vllm_compat.errors import (
-    CaptureError,
     EngineClosedError,
     PendingStepError,
     RequestError,
@@ -209,18 +208,22 @@ class VllmEngine(Engine):
             waiting = [i for i, t in self._tracked.items() if t.finish_reason is None]
             raise StalledStepError(
                 waiting,
-                f"the scheduler has chosen nothing for {self._patience:.0f} s. Either a step was executed outside run_step() "
-                "and its result never given to update_from_output(), or the KV cache cannot hold even one of them (raise "
-                "gpu_memory_utilization, or lower max_model_len or max_num_seqs), or the scheduler is paused.",
+                f"the scheduler has chosen nothing for {self._patience:.0f} s. Either a step was executed outside "
+                "run_step() and its result never given to update_from_output(), or the KV cache cannot hold even one "
+                "of them (raise gpu_memory_utilization, or lower max_model_len or max_num_seqs), or the scheduler is "
+                "paused.",
             )
         time.sleep(0.005)
 
     def _checked(self, token_ids: Sequence[int], request_id: str) -> tuple[int, ...]:
-        if not isinstance(request_id, str) or not request_id:
-            raise RequestError("a request id is a text that is not empty", request_id=str(request_id))
+        if not request_id:
+            raise RequestError("a request id is a text that is not empty", request_id=request_id)
         if request_id in self._tracked:
-            raise RequestError("the id is in use by a request that is unfinished or not yet collected", request_id=request_id)
-        ids = tuple(token_ids.tolist() if hasattr(token_ids, "tolist") else token_ids)
+            raise RequestError(
+                "the id is in use by a request that is unfinished or not yet collected", request_id=request_id
+            )
+        as_list = getattr(token_ids, "tolist", None)  # of a tensor or an array
+        ids: tuple[int, ...] = tuple(as_list() if as_list else token_ids)
         wrong = next((t for t in ids if type(t) is not int or not 0 <= t < self.vocab_size), None)
         if wrong is not None:
             raise RequestError(
@@ -247,7 +250,9 @@ class VllmEngine(Engine):
         try:
             return SamplingParams(max_tokens=max_tokens, stop_token_ids=sorted(stop), ignore_eos=ignore_eos, **options)
         except (TypeError, ValueError) as error:
-            raise RequestError(f"sampling options {options} are refused by vLLM: {error}", request_id=request_id) from error
+            raise RequestError(
+                f"sampling options {options} are refused by vLLM: {error}", request_id=request_id
+            ) from error
 
     def _require_open(self) -> None:
         if self._closed:

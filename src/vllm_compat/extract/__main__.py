@@ -63,7 +63,7 @@ def _stdout_reserved() -> Generator[TextIO, None, None]:
     kept = os.dup(1)
     os.dup2(2, 1)
     try:
-        with os.fdopen(kept, "w", encoding="utf-8", closefd=False) as out:
+        with os.fdopen(kept, "w", encoding="utf-8", closefd=False) as out, contextlib.redirect_stdout(sys.stderr):
             yield out
     finally:
         sys.stdout.flush()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -16,24 +16,36 @@ from vllm_compat.extract import ExtractConfig
 from vllm_compat.testing import FakeEngine, fake_row
 from vllm_compat.types import LayerId
 
-LAYERS = (2, 0, "norm")
+LAYERS: tuple[LayerId, ...] = (2, 0, "norm")
 HIDDEN = 8
 
 MakeConfig: TypeAlias = Callable[..., ExtractConfig]
 MakeEngine: TypeAlias = Callable[..., FakeEngine]
 WriteRows: TypeAlias = Callable[[Sequence[Any]], Path]
+Read: TypeAlias = Callable[[Path], tuple[dict[str, NDArray[Any]], dict[str, str]]]
+StatesOf: TypeAlias = Callable[..., NDArray[np.float32]]
 
 
-def read(path: Path) -> tuple[dict[str, NDArray[Any]], Mapping[str, str]]:
-    """Tensors and metadata of a file, read by safetensors itself."""
+def _read(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
     with safe_open(str(path), framework="numpy") as file:
         return {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
 
 
-def rows_of(tokens: Sequence[int], layer_ids: Sequence[LayerId], hidden: int = HIDDEN) -> NDArray[np.float32]:
-    """What ``FakeEngine`` captures, as [tokens, layers, hidden]."""
-    states = [[fake_row(i, tokens[: n + 1], hidden) for i in layer_ids] for n in range(len(tokens))]
+def _states_of(tokens: Sequence[int], layer_ids: Sequence[LayerId] = LAYERS) -> NDArray[np.float32]:
+    states = [[fake_row(i, tokens[: n + 1], HIDDEN) for i in layer_ids] for n in range(len(tokens))]
     return np.array(states, dtype=np.float32)
+
+
+@pytest.fixture
+def read() -> Read:
+    """Tensors and metadata of a file, read by safetensors itself."""
+    return _read
+
+
+@pytest.fixture
+def states_of() -> StatesOf:
+    """What ``FakeEngine`` captures for tokens, as [tokens, layers, hidden]."""
+    return _states_of
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import pytest
 
 from vllm_compat.errors import InputError
 from vllm_compat.extract.inputs import MAX_KEPT_PROBLEMS, InputChangedError, Sample, check_input, read_samples
+from vllm_compat.extract.rows import parse_row
 
 if TYPE_CHECKING:
     from tests.unit.extract.conftest import WriteRows
@@ -136,15 +137,12 @@ def test_a_file_that_changes_during_the_second_pass(write_rows: WriteRows, chang
 def test_samples_are_read_one_at_a_time(write_rows: WriteRows, monkeypatch: pytest.MonkeyPatch) -> None:
     checked = check_input(write_rows([{"input_ids": [n]} for n in range(50)]), max_tokens=10)
     parsed: list[bytes] = []
-    import vllm_compat.extract.inputs as module
-
-    parse_row = module.parse_row
 
     def counted(raw: bytes, vocab_size: int | None) -> object:
         parsed.append(raw)
         return parse_row(raw, vocab_size)
 
-    monkeypatch.setattr(module, "parse_row", counted)
+    monkeypatch.setattr("vllm_compat.extract.inputs.parse_row", counted)
     samples = read_samples(checked)
     next(samples)
     next(samples)

@@ -1,0 +1,146 @@
+"""The workshop: `nox -l` lists the sessions. The releases of vLLM come from matrix/vllm.toml."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import nox
+from nox.command import CommandFailed
+
+nox.needs_version = ">=2024.10.9"
+nox.options.default_venv_backend = "uv"
+nox.options.sessions = ["lint", "types", "tests"]
+
+ROOT = Path(__file__).parent
+sys.path.insert(0, str(ROOT / "src"))
+from vllm_compat._detect.matrix import Release, load_matrix  # noqa: E402
+
+GROUPS = nox.project.load_toml("pyproject.toml")
+RELEASES = {r.vllm: r for r in load_matrix() if r.cpu_wheel}
+DEFAULT = "0.16.0"
+# A CPU needs none of these, and their builds are pinned to indexes that not every machine reaches.
+NOT_ON_A_CPU = ("torchvision", "torchaudio", "torchcodec", "triton", "intel_extension_for_pytorch")
+# What every listed release accepts; an interpreter is taken from the machine, never downloaded.
+PYTHONS = ("3.12", "3.11", "3.13", "3.10")
+os.environ["UV_PYTHON_DOWNLOADS"] = "never"
+
+
+def _python() -> str | None:
+    running = f"{sys.version_info.major}.{sys.version_info.minor}"
+    return running if running in PYTHONS else next((p for p in PYTHONS if shutil.which(f"python{p}")), None)
+
+
+def _install_group(session: nox.Session, group: str) -> None:
+    session.install(*nox.project.dependency_groups(GROUPS, group))
+
+
+def _install_vllm(session: nox.Session, release: Release) -> None:
+    """The CPU build of a release, with the first torch that can be had: PyTorch's CPU build, one that lies on this
+    machine (PIP_FIND_LINKS), or PyPI's CUDA build, whose CPU half the kernels run on just as well.
+    """
+    overrides = Path(session.create_tmp()) / "overrides.txt"
+    dropped = [f"{name}; sys_platform == 'never'" for name in NOT_ON_A_CPU]
+    wanted = (release.cpu_wheel, *release.with_it)
+    on_this_machine = os.environ.get("PIP_FIND_LINKS", "")
+    ways = [
+        ("PyTorch's CPU build", [], ["--torch-backend", "cpu"]),
+        *([("a torch on this machine", [], ["--find-links", on_this_machine])] if on_this_machine else []),
+        ("PyPI's CUDA build", [f"torch=={release.torch}"], []),
+    ]
+    for name, pins, options in ways:
+        overrides.write_text("\n".join([*dropped, *pins, *release.with_it]))
+        try:
+            session.install("--override", str(overrides), *options, *wanted, silent=True)
+        except CommandFailed:
+            if name == ways[-1][0]:
+                raise
+            session.log(f"torch for vLLM {release.vllm}: {name} cannot be had here")
+        else:
+            session.log(f"torch for vLLM {release.vllm}: {name}")
+            break
+    if release.without_dependencies:
+        session.install("--no-deps", *release.without_dependencies)
+
+
+def _environment(release: Release) -> dict[str, str]:
+    return {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", **release.environment}
+
+
+@nox.session(python=_python())
+def demo(session: nox.Session) -> None:
+    """The main job, for real: SmolLM2's hidden states out of vLLM 0.16.0 on the CPU, compared with HF transformers."""
+    release = RELEASES[DEFAULT]
+    _install_vllm(session, release)
+    _install_group(session, "live")
+    session.install(".[extract]")
+    output = ROOT / "demo-output"
+    model, prepared, states = output / "smollm2", output / "tokenized_data.jsonl", output / "states"
+    shutil.rmtree(states, ignore_errors=True)
+    session.run("python", "demo/smollm2.py", str(model))
+    session.run("python", "demo/prepare.py", str(model), str(prepared))
+    session.run(
+        *("python", "-m", "vllm_compat.extract", "--model-path", str(model), "--prepared-data", str(prepared)),
+        *("--output-dir", str(states), "--batch-size", "8", "--max-seq-len", "256", "--tp-size", "1"),
+        *("--layer-ids", "2", "15", "27", "29"),
+        env=_environment(release) | {"VLLM_LOGGING_LEVEL": "WARNING"},
+    )
+    session.run(
+        *("python", "demo/compare.py", "--model", str(model), "--prepared", str(prepared), "--states", str(states)),
+        env=_environment(release),
+    )
+
+
+@nox.session(python=_python())
+def tests(session: nox.Session) -> None:
+    """All tests that need no vLLM, then the live suite on vLLM 0.16.0."""
+    _install_group(session, "test")
+    session.install("-e", ".")
+    session.run("pytest", *session.posargs)
+    session.notify(f"live({DEFAULT})", ["--keep"])
+
+
+@nox.session(python=_python())
+@nox.parametrize("release", [nox.param(name, id=name) for name in RELEASES])
+def live(session: nox.Session, release: str) -> None:
+    """The live suite on one release of vLLM. --keep keeps its environment (gigabytes); other arguments are pytest's."""
+    keep = "--keep" in session.posargs
+    arguments = [a for a in session.posargs if a != "--keep"] or ["tests/live"]
+    try:
+        _install_vllm(session, RELEASES[release])
+        _install_group(session, "live")
+        session.install(".[extract]")
+        session.run("pytest", *arguments, env=_environment(RELEASES[release]))
+    finally:
+        if not keep:
+            shutil.rmtree(session.virtualenv.location, ignore_errors=True)
+
+
+@nox.session(venv_backend="none")
+def matrix(session: nox.Session) -> None:
+    """The live suite on the releases named, each in its own environment: nox -s matrix -- 0.16.0 0.32.0 [--keep]."""
+    names = [a for a in session.posargs if not a.startswith("-")]
+    unknown = [n for n in names if n not in RELEASES]
+    if unknown or not names:
+        session.error(f"unknown release(s) {unknown}; matrix/vllm.toml has a CPU build of: {', '.join(RELEASES)}")
+    for name in names:
+        session.notify(f"live({name})", [a for a in session.posargs if a.startswith("-")])
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Ruff: rules and format."""
+    _install_group(session, "lint")
+    session.run("ruff", "check", *session.posargs)
+    session.run("ruff", "format", "--check")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """mypy --strict, and pyright, over the package and everything around it."""
+    _install_group(session, "types")
+    session.install("-e", ".[extract]", "nox")
+    session.run("mypy")
+    session.run("pyright")
