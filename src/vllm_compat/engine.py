@@ -86,7 +86,8 @@ class Engine(ABC):
     def get_captured_states(self) -> list[CapturedStates]:
         """The states of every request that finished since the last call, in the order the requests were made.
 
-        Aborted requests are left out. Each row has been checked against the token that was forwarded for it.
+        A request that was aborted, or that vLLM itself failed, is left out; its reason was in ``StepResult.finished``.
+        Each row has been checked against the token that was forwarded for it.
 
         Raises:
             CaptureError: rows are missing or are not the request's own; the engine is closed.

@@ -7,7 +7,7 @@ Each class has an exit code, which the command line returns:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 __all__ = [
     "AttachError",
@@ -29,9 +29,19 @@ __all__ = [
 
 
 class VllmCompatError(Exception):
-    """Base of every error that vllm-compat raises on purpose."""
+    """Base of every error that vllm-compat raises on purpose. Whole after pickling, as between processes."""
 
     exit_code: ClassVar[int] = 1
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore, (type(self), self.args, self.__dict__.copy())
+
+
+def _restore(kind: type[VllmCompatError], args: tuple[Any, ...], attributes: dict[str, Any]) -> VllmCompatError:
+    error = kind.__new__(kind)
+    error.args = args
+    error.__dict__.update(attributes)
+    return error
 
 
 class UsageError(VllmCompatError, ValueError):
@@ -100,6 +110,10 @@ class InputProblem(str):
         problem = super().__new__(cls, f"line {line}: {text}" if line else text)
         problem.line = line
         return problem
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        text = str(self)
+        return InputProblem, (self.line, text.removeprefix(f"line {self.line}: ") if self.line else text)
 
 
 class InputError(VllmCompatError, ValueError):

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vllm_compat._layers import check_layer_ids
+from vllm_compat._requests import check_request
 from vllm_compat.engine import Engine
-from vllm_compat.errors import EngineClosedError, RequestError, StepError
+from vllm_compat.errors import EngineClosedError, StepError
 from vllm_compat.types import CapturedStates, LayerId, StepResult
 
 __all__ = ["FakeEngine", "FakeRequest", "fake_row"]
@@ -88,6 +89,7 @@ class FakeEngine(Engine):
         self._queue: list[FakeRequest] = []
         self._numbers = itertools.count()
         self._steps = 0
+        self._failure: StepError | None = None
         self._closed = False
 
     def make_request(
@@ -103,16 +105,15 @@ class FakeEngine(Engine):
         self._require_open()
         if request_id is None:
             request_id = next(i for n in self._numbers if (i := f"request-{n}") not in self._requests)
-        ids = tuple(token_ids)
-        if request_id in self._requests:
-            raise RequestError(
-                "the id is in use by a request that is unfinished or not yet collected", request_id=request_id
-            )
-        if not 0 < len(ids) < self.max_model_len or not all(0 <= t < self.vocab_size for t in ids) or max_tokens < 1:
-            raise RequestError(
-                "an empty, too long or out-of-vocabulary prompt, or max_tokens < 1", request_id=request_id
-            )
-        stop = frozenset((sampling or {}).get("stop_token_ids", ())) | (
+        ids = check_request(
+            token_ids,
+            request_id,
+            max_tokens,
+            taken=self._requests,
+            vocab_size=self.vocab_size,
+            max_model_len=self.max_model_len,
+        )
+        stop = frozenset((sampling or {}).get("stop_token_ids") or ()) | (
             frozenset() if ignore_eos else {self._eos_token_id}
         )
         request = FakeRequest(request_id, ids, max_tokens, stop)
@@ -127,7 +128,8 @@ class FakeEngine(Engine):
             return StepResult()
         if self._steps == self._fail_at_step:
             self._closed = True
-            raise StepError("the fake engine was told to fail at this step")
+            self._failure = StepError("the fake engine was told to fail at this step")
+            raise self._failure
         self._steps += 1
         budget = self._budget
         scheduled: dict[str, int] = {}
@@ -173,7 +175,7 @@ class FakeEngine(Engine):
 
     def _require_open(self) -> None:
         if self._closed:
-            raise EngineClosedError("the engine was closed")
+            raise EngineClosedError("the engine was closed") from self._failure
 
     def _forward(self, request: FakeRequest, count: int) -> tuple[int, ...]:
         """Forward ``count`` tokens; returns the sampled token once the whole sequence was forwarded."""

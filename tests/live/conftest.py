@@ -21,6 +21,9 @@ FAULTS = RELEASE.faults if RELEASE and not ON_GPU else {}
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+# Newer CPU builds else give even one rank a process of its own, whose start takes longer than the tests; the multiproc
+# executor has test_tensor_parallel.
+os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 if not ON_GPU:
     # One core for each rank; by default each of two ranks wants a NUMA node of its own, and one rank takes one core.
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "0|1")

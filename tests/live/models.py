@@ -91,7 +91,7 @@ def _deepseek_config() -> dict[str, Any]:
         "topk_method": "noaux_tc",
         "scoring_func": "sigmoid",
         "n_shared_experts": 1,
-        "n_group": 2,
+        "n_group": 1,
         "topk_group": 1,
         "first_k_dense_replace": 1,
         "q_lora_rank": 64,

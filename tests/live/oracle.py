@@ -66,17 +66,27 @@ def greedy(model: Path, token_ids: Sequence[int], count: int) -> list[int]:
     return ids[len(token_ids) :]
 
 
+def output_embedding(model: Path) -> Any:
+    """The weights of ``lm_head``, [vocabulary, hidden_size]."""
+    return _load(model, "float32").get_output_embeddings().weight.detach()
+
+
 def error(found: Any, reference: Any) -> float:
     """The greatest relative L2 error of any token's state."""
     apart = (found.float() - reference).norm(dim=1) / reference.norm(dim=1)
     return float(apart.max())
 
 
+def overall_error(found: Any, reference: Any) -> float:
+    """Relative L2 error over all tokens."""
+    return float((found.float() - reference).norm() / reference.norm())
+
+
 def typical_error(found: Any, reference: Any) -> float:
     """Root mean square over the tokens of each token's own relative L2 error.
 
     For bfloat16. The norm of all tokens together is that of the first one, which is hundreds of times greater than the
-    others: a single draw of rounding noise, and the ratio of two such draws is anything.
+    others in a trained model: a single draw of rounding noise, and the ratio of two such draws is anything.
     """
     apart = (found.float() - reference).norm(dim=1) / reference.norm(dim=1)
     return float(apart.square().mean().sqrt())

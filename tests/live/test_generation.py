@@ -18,7 +18,8 @@ def test_the_answer_is_hf_greedy_and_its_rows_come_too(open_engine, model):
     reference = oracle.states(model("smollm2"), states.token_ids)
     for layer in (3, 29):
         assert states[layer].shape == (27, 576)
-        assert oracle.typical_error(states[layer], reference[layer]) < FLOAT32_ERROR
+        assert oracle.overall_error(states[layer], reference[layer]) < FLOAT32_ERROR
+        assert oracle.typical_error(states[layer], reference[layer]) < 10 * FLOAT32_ERROR
 
 
 def test_an_answer_ends_where_the_model_ends_it(open_engine):

@@ -4,36 +4,44 @@ from __future__ import annotations
 
 import oracle
 import pytest
-from conftest import FLOAT32_ERROR, prompt, run, skip_if_faulty
+from conftest import FAULTS, FLOAT32_ERROR, prompt, run, skip_if_faulty
 
 from vllm_compat import detect
 
-EAGER_DEEPSEEK = {"compilation_config": {"custom_ops": ["none"]}}
-MODELS = {
-    "llama": {},
-    "qwen3": {},
-    "gemma": {},
-    "gpt2": {},
-    "deepseek_v3": EAGER_DEEPSEEK,
-}
+PLAIN_OPS = {"compilation_config": {"custom_ops": ["none"]}}
+# The fault of a release's own compiled kernels that a model meets; plain operations are then right.
+MODELS = {"llama": "", "qwen3": "rms-norm", "gemma": "", "gpt2": "", "deepseek_v3": "deepseek-rotary"}
 
 
-def num_layers(name):
-    return 4 if name == "deepseek_v3" else 6
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_every_layer_is_hf_float32(name, open_engine, model):
-    """Mixed prompts under a budget that cuts them; the last layer raw, and the state after the norm."""
+@pytest.fixture(params=MODELS, scope="module")
+def tapped(request, open_engine, model):
+    """A model's folder, and an engine that captures all of it, under a budget that cuts prompts into pieces."""
+    name = request.param
     if name == "deepseek_v3":
-        skip_if_faulty("deepseek", "deepseek-build")
-    layers = [*range(num_layers(name)), "norm"]
-    engine = open_engine(name, layer_ids=layers, max_num_batched_tokens=64, **MODELS[name])
+        skip_if_faulty("deepseek-build")
+    layers = [*range(4 if name == "deepseek_v3" else 6), "norm"]
+    plain = PLAIN_OPS if MODELS[name] in FAULTS else {}
+    return model(name), open_engine(name, layer_ids=layers, max_num_batched_tokens=64, **plain)
+
+
+def test_every_layer_is_hf_float32(tapped):
+    """Mixed prompts; the last layer raw, and the state after the norm."""
+    folder, engine = tapped
     prompts = {f"p{n}": prompt(n, seed=1) for n in (1, 33, 150)}
     for request_id, captured in run(engine, prompts).items():
-        reference = oracle.states(model(name), prompts[request_id])
-        errors = {i: oracle.error(captured[i], reference[i]) for i in layers}
+        reference = oracle.states(folder, prompts[request_id])
+        errors = {i: oracle.error(captured[i], reference[i]) for i in engine.layer_ids}
         assert max(errors.values()) < FLOAT32_ERROR, errors
+
+
+def test_the_sampled_token_is_the_likeliest_of_the_norm_state(tapped):
+    """Needs no other implementation: ``norm`` is what ``lm_head`` received, so its logits say what was sampled."""
+    folder, engine = tapped
+    head = oracle.output_embedding(folder)
+    prompts = {f"s{n}": prompt(n, seed=8) for n in (1, 20, 70)}
+    for captured in run(engine, prompts, max_tokens=4, ignore_eos=True).values():
+        likeliest = (captured["norm"].float() @ head.T).argmax(dim=1).tolist()
+        assert likeliest[captured.num_prompt_tokens - 1 :] == list(captured.output_token_ids)
 
 
 def test_a_wrong_layer_would_show(open_engine, model):
@@ -50,8 +58,9 @@ def test_trained_model_in_float32(open_engine, model):
     token_ids = prompt(34, seed=2, vocab=49152)
     captured = run(engine, {"p": token_ids})["p"]
     reference = oracle.states(model("smollm2"), token_ids)
-    errors = {i: oracle.typical_error(captured[i], reference[i]) for i in layers}
+    errors = {i: oracle.overall_error(captured[i], reference[i]) for i in layers}
     assert max(errors.values()) < FLOAT32_ERROR, errors
+    assert max(oracle.typical_error(captured[i], reference[i]) for i in layers) < 10 * FLOAT32_ERROR
 
 
 def test_trained_model_in_bfloat16(open_engine, model):
@@ -74,12 +83,12 @@ def test_trained_model_in_bfloat16(open_engine, model):
 
 def test_kimi_k25_text(open_engine, model):
     """A multimodal wrapper: the layers are the language model's, not the vision tower's, which has as many."""
-    skip_if_faulty("deepseek", "deepseek-build", "kimi")
+    skip_if_faulty("deepseek-build", "kimi")
     if not detect().capabilities["kimi_k25"]:
         pytest.skip("this vLLM has no Kimi-K2.5")
     layers = [3, 0, "norm"]
     text_only = {"limit_mm_per_prompt": {"vision_chunk": 0}, "trust_remote_code": True}
-    engine = open_engine("kimi_k25", layer_ids=layers, **EAGER_DEEPSEEK, **text_only)
+    engine = open_engine("kimi_k25", layer_ids=layers, **PLAIN_OPS, **text_only)
     assert engine.num_layers == 4
     token_ids = prompt(80, seed=4)
     captured = run(engine, {"p": token_ids})["p"]

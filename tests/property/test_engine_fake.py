@@ -68,8 +68,8 @@ def test_each_request_gets_its_own_states_once_in_the_order_it_was_made(
 
     def collect() -> None:
         batch = engine.get_captured_states()
-        made = [int(s.request_id) for s in batch]
-        assert made == sorted(made)
+        numbers = [int(s.request_id) for s in batch]
+        assert numbers == sorted(numbers)
         collected.extend(batch)
 
     while to_make or engine.has_unfinished:
@@ -83,8 +83,8 @@ def test_each_request_gets_its_own_states_once_in_the_order_it_was_made(
         assert 0 < sum(result.num_scheduled_tokens.values()) <= budget
         for request_id, count in result.num_scheduled_tokens.items():
             scheduled[int(request_id)] += count
-        for request_id, tokens in result.sampled_token_ids.items():
-            sampled[int(request_id)] += tokens
+        for request_id, made in result.sampled_token_ids.items():
+            sampled[int(request_id)] += made
         finished |= {int(i): reason for i, reason in result.finished.items()}
         for n in aborted & {int(i) for i in result.num_scheduled_tokens} - set(finished):
             engine.abort(str(n))

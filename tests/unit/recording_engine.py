@@ -1,7 +1,7 @@
 """A scheduler and an executor that record, for a real ``VllmEngine`` without vLLM.
 
-The scheduler chooses like vLLM's where our engine can tell; tokens and states are those of ``FakeEngine``, so one test can
-ask both engines for the same.
+The scheduler chooses like vLLM's where our engine can tell; tokens and states are those of ``FakeEngine``, so that one
+test can ask both engines for the same.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from vllm_tree import write_vllm
+from tests.unit.vllm_tree import write_vllm
 
 from vllm_compat._adapters.registry import choose
 from vllm_compat._capture.extension import EXTENSION
@@ -84,7 +84,9 @@ class Scheduler:
                 counts[request_id], tokens[request_id], starts[request_id] = len(chosen), chosen, start
                 budget -= len(chosen)
         total = sum(counts.values())
-        return SimpleNamespace(num_scheduled_tokens=counts, total_num_scheduled_tokens=total, tokens=tokens, starts=starts)
+        return SimpleNamespace(
+            num_scheduled_tokens=counts, total_num_scheduled_tokens=total, tokens=tokens, starts=starts
+        )
 
     def get_grammar_bitmask(self, scheduler_output: Any) -> None:
         return None

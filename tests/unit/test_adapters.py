@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from vllm_tree import REQUEST_0_11, REQUEST_0_32, importing, write_distribution, write_vllm
+from tests.unit.vllm_tree import REQUEST_0_11, REQUEST_0_32, importing, write_distribution, write_vllm
 
 from vllm_compat._adapters import registry, request, rows, step
 from vllm_compat._adapters.outputs import ByValue, RequestOutput
@@ -48,8 +48,10 @@ def test_the_version_has_no_say_in_it(tmp_path: Path) -> None:
 def test_each_variation_is_served(inherits: bool, two_phase: bool, request_params: str, tmp_path: Path) -> None:
     found = adapter(tmp_path, inherits=inherits, two_phase=two_phase, request_params=request_params)
     phase = "two-phase" if two_phase else "one-phase"
-    assert found.name == found.nearest == (
-        f"request=by-signature step={phase} outputs=by-value rows=persistent-batch|sorted-batch states=layer-hooks"
+    assert (
+        found.name
+        == found.nearest
+        == (f"request=by-signature step={phase} outputs=by-value rows=persistent-batch|sorted-batch states=layer-hooks")
     )
     assert found.missing == ()
 
@@ -248,6 +250,47 @@ def test_a_scheduler_alone_needs_a_block_hasher_with_prefix_caching_or_a_connect
     scheduler = SimpleNamespace(cache_config=config, get_kv_connector=lambda: connector)
     monkeypatch.setattr(request, "_build_block_hasher", lambda scheduler, algorithm: f"built with {algorithm}")
     assert BySignature().block_hasher(None, scheduler) == ("built with sha256" if wanted else None)
+
+
+HASHING = """
+def get_hash_fn_by_name(name):
+    return f"hash function {name}"
+"""
+BLOCK_HASHER = """
+ready = []
+
+def init_none_hash(hash_function):
+    ready.append(hash_function)
+
+def get_request_block_hasher(*arguments):
+    assert ready == [arguments[1]]
+    return arguments
+"""
+
+
+@pytest.mark.parametrize("place", ["utils/hashing.py", "utils/__init__.py"])
+@pytest.mark.parametrize(
+    ("pool", "config", "wanted"),
+    [
+        ({"hash_block_size": 32}, {}, (32,)),
+        ({"hash_block_size": None}, {}, (16,)),
+        ({}, {}, (16,)),
+        ({"hash_block_size": 32}, {"num_hash_lookahead_tokens": 2}, (32, 2)),
+        ({"hash_block_size": 32}, {"num_hash_lookahead_tokens": 0}, (32,)),
+    ],
+)
+def test_the_block_hasher_for_a_scheduler_alone_is_the_one_its_engine_core_would_build(
+    place: str, pool: dict[str, Any], config: dict[str, Any], wanted: tuple[int, ...], tmp_path: Path
+) -> None:
+    write_vllm(tmp_path, importable=True, add={place: HASHING, "v1/core/kv_cache_utils.py": BLOCK_HASHER})
+    scheduler = SimpleNamespace(
+        cache_config=SimpleNamespace(enable_prefix_caching=True, prefix_caching_hash_algo="sha256", block_size=16),
+        kv_cache_manager=SimpleNamespace(block_pool=SimpleNamespace(**pool)),
+        vllm_config=SimpleNamespace(**config),
+    )
+    with importing(tmp_path):
+        size, *lookahead = wanted
+        assert BySignature().block_hasher(None, scheduler) == (size, "hash function sha256", *lookahead)
 
 
 # step

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from recording_engine import Executor, Scheduler, recorded_engine
-from vllm_tree import importing, write_vllm
+from tests.unit.recording_engine import Executor, Scheduler, recorded_engine
+from tests.unit.vllm_tree import importing, write_vllm
 
 from vllm_compat import (
     AttachError,
@@ -113,7 +113,7 @@ def test_the_same_engine_is_driven_when_nothing_is_captured(
 ) -> None:
     scheduler, executor = parts
     change(scheduler.vllm_config)
-    engine = attach(scheduler=scheduler, executor=executor)
+    engine = attach(SimpleNamespace(scheduler=scheduler, model_executor=executor, request_block_hasher=None))
     engine.make_request([1], request_id="a")
     assert engine.run_step().num_scheduled_tokens == {"a": 1}
 
@@ -134,15 +134,19 @@ def test_tensor_parallel_is_no_obstacle(parallel: int, parts: tuple[Scheduler, E
     assert attach(scheduler=scheduler, executor=executor, layer_ids=[0]).layer_ids == (0,)
 
 
-@pytest.mark.parametrize("name", ["open_engine", "attach"])
-def test_a_vllm_that_no_behaviour_fits_is_refused(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "begin",
+    [
+        lambda engine: open_engine("some/model"),
+        lambda engine: attach(scheduler=engine.scheduler, executor=engine.executor),
+    ],
+    ids=["open_engine", "attach"],
+)
+def test_a_vllm_that_no_behaviour_fits_is_refused(begin: Callable[[Any], Any], tmp_path: Path) -> None:
     engine = recorded_engine(tmp_path, ())
     write_vllm(tmp_path, importable=True, request_params="tenant, request_id")
     with pytest.raises(UnsupportedVllmError, match="unknown required tenant"):
-        if name == "attach":
-            attach(scheduler=engine.scheduler, executor=engine.executor)
-        else:
-            open_engine("some/model")
+        begin(engine)
 
 
 def test_no_vllm_is_said_plainly(monkeypatch: pytest.MonkeyPatch) -> None:

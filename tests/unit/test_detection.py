@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from packaging.version import Version
-from vllm_tree import REQUEST_0_11, REQUEST_0_32, write_distribution, write_vllm
+from tests.unit.vllm_tree import REQUEST_0_11, REQUEST_0_32, write_distribution, write_vllm
 
 from vllm_compat import UnsupportedVllmError, VllmNotFoundError, detect
 from vllm_compat._detect import matrix

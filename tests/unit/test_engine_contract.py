@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from recording_engine import HIDDEN_SIZE, MAX_MODEL_LEN, NUM_LAYERS, VOCAB_SIZE, next_token, recorded_engine
-from vllm_tree import importing
+from tests.unit.recording_engine import HIDDEN_SIZE, MAX_MODEL_LEN, NUM_LAYERS, VOCAB_SIZE, next_token, recorded_engine
+from tests.unit.vllm_tree import importing
 
 import vllm_compat
 from vllm_compat import CapturedStates, Engine, EngineClosedError, RequestError, StepError, StepResult
@@ -118,8 +118,8 @@ def test_a_prefill_gives_one_row_for_each_token_of_the_prompt(make: Make) -> Non
     assert (states.output_token_ids, states.finish_reason) == ((next_token([5, 6, 7]),), "length")
     assert states.layer_ids == (2, 0, "norm")
     for layer_id in (2, 0, "norm"):
-        rows = [fake_row(layer_id, [5, 6, 7][: n + 1], HIDDEN_SIZE) for n in range(3)]  # type: ignore[arg-type]
-        assert states[layer_id].tolist() == rows  # type: ignore[index]
+        rows = [fake_row(layer_id, [5, 6, 7][: n + 1], HIDDEN_SIZE) for n in range(3)]
+        assert states[layer_id].tolist() == rows
     assert engine.get_captured_states() == []
 
 
@@ -177,7 +177,11 @@ def test_an_answer_ends_where_the_model_has_no_more_places(make: Make) -> None:
     engine = make()
     engine.make_request([1] * (MAX_MODEL_LEN - 2), max_tokens=9, ignore_eos=True)
     (states,) = drain(engine)
-    assert (len(states.output_token_ids), len(states.token_ids), states.finish_reason) == (2, MAX_MODEL_LEN - 1, "length")
+    assert (len(states.output_token_ids), len(states.token_ids), states.finish_reason) == (
+        2,
+        MAX_MODEL_LEN - 1,
+        "length",
+    )
 
 
 def test_without_layers_there_are_outputs_and_no_states(make: Make) -> None:
@@ -217,7 +221,7 @@ def test_made_up_ids_pass_over_those_in_use(make: Make) -> None:
 )
 def test_a_prompt_that_cannot_be_served_is_refused_and_nothing_is_queued(make: Make, prompt: Any) -> None:
     engine = make()
-    with pytest.raises(RequestError, match="^request 'a': ") as caught:
+    with pytest.raises(RequestError, match=r"^request 'a': ") as caught:
         engine.make_request(prompt, request_id="a")
     assert caught.value.request_id == "a"
     assert not engine.has_unfinished
@@ -302,7 +306,7 @@ def test_a_closed_engine_refuses(make: Make, call: Callable[[Engine], object]) -
     engine.close()
     assert engine.closed
     assert not engine.has_unfinished
-    with pytest.raises(EngineClosedError, match="^the engine was closed") as caught:
+    with pytest.raises(EngineClosedError, match=r"^the engine was closed") as caught:
         call(engine)
     assert caught.value.__cause__ is None
 

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 from packaging.version import Version
-from vllm_tree import write_distribution, write_vllm
+from tests.unit.vllm_tree import write_distribution, write_vllm
 
 from vllm_compat._detect.installed import Installed, find_installed
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from vllm_tree import write_vllm
+from tests.unit.vllm_tree import write_vllm
 
 from vllm_compat._adapters import base
 from vllm_compat._detect.surface import Found, Surface

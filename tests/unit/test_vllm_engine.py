@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from recording_engine import Recorded, recorded_engine
-from vllm_tree import importing
+from tests.unit.recording_engine import Recorded, recorded_engine
+from tests.unit.vllm_tree import importing
 
 from vllm_compat import (
     CaptureError,
@@ -19,6 +19,7 @@ from vllm_compat import (
     StalledStepError,
     StepError,
     TokenMismatchError,
+    UnsupportedModelError,
 )
 from vllm_compat._adapters.step import PENDING
 
@@ -30,7 +31,8 @@ def vllm(tmp_path: Path) -> Iterator[None]:
 
 
 def options(request: Any) -> dict[str, Any]:
-    return vars(request.given["sampling_params"])
+    given: dict[str, Any] = vars(request.given["sampling_params"])
+    return given
 
 
 # requests
@@ -351,7 +353,7 @@ def test_taps_that_could_not_be_put_in_everywhere_are_taken_out_again(tmp_path: 
                 raise RuntimeError("one worker has no such layer")
             return []
 
-    with pytest.raises(RuntimeError, match="one worker has no such layer"):
+    with pytest.raises(UnsupportedModelError, match="one worker has no such layer"):
         Capture(Failing(), engine.scheduler.vllm_config, (3, "norm"), adapter)
     assert calls == [("vllm_compat_install", ((3, "norm"), "layer-hooks")), ("vllm_compat_remove", ())]
 

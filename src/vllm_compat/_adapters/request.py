@@ -47,6 +47,8 @@ class BySignature(RequestFactory):
         Need("vllm.sampling_params:SamplingParams.max_tokens"),
         Need("vllm.sampling_params:SamplingParams.stop_token_ids"),
         Need("vllm.v1.engine.core:EngineCore.request_block_hasher"),
+        Need("vllm.v1.core.kv_cache_utils:get_request_block_hasher"),
+        Need("vllm.v1.core.kv_cache_utils:init_none_hash"),
     )
 
     def make(self, request_id: str, token_ids: Sequence[int], sampling_params: Any, block_hasher: Any) -> Any:

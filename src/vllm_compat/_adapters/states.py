@@ -54,7 +54,7 @@ def residual_stream(output: Any, layer: str) -> Any:
     """
     import torch
 
-    parts: tuple[Any, ...] = tuple(output) if isinstance(output, (tuple, list)) else (output,)
+    parts: list[Any] = list(output) if isinstance(output, (tuple, list)) else [output]
     if len(parts) == 2 and parts[1] is None:
         parts = parts[:1]
     if (

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PathDistribution
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
@@ -74,12 +76,23 @@ def _owner(package: Path) -> PathDistribution | None:
     editable = None
     for folder in _metadata_folders(package.parent):
         distribution = PathDistribution(folder)
-        if any(line.startswith("vllm/__init__.py,") for line in (distribution.read_text("RECORD") or "").splitlines()):
+        lists_it = any(
+            line.startswith("vllm/__init__.py,") for line in (distribution.read_text("RECORD") or "").splitlines()
+        )
+        if lists_it and folder.parent == package.parent:
             return distribution
-        name = distribution.metadata["Name"] or ""
-        if canonicalize_name(name) == "vllm" and distribution.read_text("direct_url.json"):
+        if _is_editable_of(distribution, package):
             editable = distribution
     return editable
+
+
+def _is_editable_of(distribution: PathDistribution, package: Path) -> bool:
+    origin = json.loads(distribution.read_text("direct_url.json") or "{}").get("url", "")
+    if not origin or not distribution.read_text("METADATA"):
+        return False
+    path = urlsplit(origin)
+    elsewhere = path.scheme == "file" and Path(unquote(path.path)).resolve() != package.parent.resolve()
+    return canonicalize_name(distribution.metadata["Name"]) == "vllm" and not elsewhere
 
 
 def _metadata_folders(beside: Path) -> Iterator[Path]:

@@ -7,6 +7,7 @@ classes are followed, inside vLLM only.
 from __future__ import annotations
 
 import ast
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,7 +62,9 @@ class Surface:
         base = self._package.joinpath(*module.split(".")[1:])
         for path in (base.with_suffix(".py"), base / "__init__.py"):
             try:
-                return ast.parse(path.read_bytes())
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # as errors, they would make a file unreadable
+                    return ast.parse(path.read_bytes())
             except (OSError, SyntaxError, ValueError):
                 continue
         return None
@@ -80,7 +83,8 @@ class Surface:
                 for alias in node.names:
                     if (alias.asname or alias.name) == name:
                         source = self._absolute(module, node)
-                        return self._definition(source, alias.name, hops - 1) if source else None
+                        if source is not None:
+                            return self._definition(source, alias.name, hops - 1)
         return None
 
     def _absolute(self, module: str, node: ast.ImportFrom) -> str | None:
@@ -95,7 +99,11 @@ class Surface:
         if not isinstance(node, ast.ClassDef) or hops == 0:
             return None
         for child in _statements(node.body):
-            if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)) and child.name == member:
+            if (
+                isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef))
+                and child.name == member
+                and not any(ast.unparse(d).rpartition(".")[2] == "overload" for d in child.decorator_list)
+            ):
                 return child
             if isinstance(child, (ast.Assign, ast.AnnAssign)) and member in _targets(child):
                 return child

@@ -38,7 +38,10 @@ def build(model: str, layer_ids: tuple[LayerId, ...], options: dict[str, Any]) -
         raise UsageError("async_scheduling=True: run_step() runs one step at a time; leave it off")
     if layer_ids:
         _refuse_options(arguments)
-    config = EngineArgs(model=model, **arguments).create_engine_config()
+    try:
+        config = EngineArgs(model=model, **arguments).create_engine_config()
+    except (OSError, TypeError, ValueError) as error:
+        raise UsageError(f"vLLM refuses the model {model!r} or these options, {arguments}: {error}") from error
     if config.model_config.is_multimodal_model and "skip_tokenizer_init" not in options:
         # Wrappers such as Kimi-K2.5's build their processor from the tokenizer, even for prompts of token ids alone.
         config.model_config.skip_tokenizer_init = False
@@ -88,12 +91,12 @@ def _engine(
 
 def _refuse_options(arguments: dict[str, Any]) -> None:
     """Options whose names already say that no state, or not every row, could be captured."""
-    if not arguments["enforce_eager"]:
+    if not arguments.get("enforce_eager"):
         raise UsageError(
             "enforce_eager=False: a tap on a compiled model captures nothing and says nothing. Capturing runs eager, "
             "which costs 0.8% of prefill speed (8B, one H200)."
         )
-    if arguments["enable_prefix_caching"]:
+    if arguments.get("enable_prefix_caching"):
         raise UsageError(
             "enable_prefix_caching=True: tokens taken from the cache are not forwarded, so they have no states"
         )

@@ -7,7 +7,7 @@ from typing import Any
 
 from vllm_compat._adapters.registry import Adapter
 from vllm_compat._capture.extension import EXTENSION, VllmCompatExtension
-from vllm_compat.errors import CaptureError, TokenMismatchError
+from vllm_compat.errors import CaptureError, TokenMismatchError, UnsupportedModelError, VllmCompatError
 from vllm_compat.types import LayerId
 
 __all__ = ["Capture"]
@@ -22,9 +22,12 @@ class Capture:
         self._layer_ids = layer_ids
         try:
             self._call(VllmCompatExtension.vllm_compat_install, layer_ids, adapter.chosen["states"][0])
-        except BaseException:
+        except BaseException as error:
             self.remove()  # some workers may have succeeded
-            raise
+            if isinstance(error, VllmCompatError) or not isinstance(error, Exception):
+                raise
+            # A worker process sends back the text of its error alone.
+            raise UnsupportedModelError(f"the model's layers could not be tapped: {error}") from error
 
     def collect(self, wanted: Mapping[str, Sequence[int]], dropped: Sequence[str]) -> dict[str, Sequence[Any]]:
         """The states of finished requests, each row checked against the token it was forwarded for.

@@ -14,6 +14,7 @@ from vllm_compat._adapters.registry import Adapter, named
 from vllm_compat._adapters.request import RequestFactory
 from vllm_compat._adapters.step import PENDING, Step
 from vllm_compat._engine.capture import Capture
+from vllm_compat._requests import check_request
 from vllm_compat.engine import Engine
 from vllm_compat.errors import (
     EngineClosedError,
@@ -87,7 +88,14 @@ class VllmEngine(Engine):
         self._require_open()
         if request_id is None:
             request_id = next(i for n in self._numbers if (i := f"request-{n}") not in self._tracked)
-        ids = self._checked(token_ids, request_id)
+        ids = check_request(
+            token_ids,
+            request_id,
+            max_tokens,
+            taken=self._tracked,
+            vocab_size=self.vocab_size,
+            max_model_len=self.max_model_len,
+        )
         request = self._factory.make(
             request_id, ids, self._sampling_params(request_id, max_tokens, sampling, ignore_eos), self._block_hasher
         )
@@ -123,7 +131,8 @@ class VllmEngine(Engine):
         states: Mapping[str, Sequence[Any]] = {}
         good = {i: t for i, t in finished.items() if t.finish_reason in _ENDED_WELL}
         if self._capture and (finished or self._strangers):
-            dropped = [*(i for i in finished if i not in good), *self._strangers]
+            # An aborted id that was made again keeps its rows: those of the new request have replaced the old ones.
+            dropped = [*(i for i in finished if i not in good), *(i for i in self._strangers if i not in self._tracked)]
             wanted = {i: (*t.token_ids, *t.output_token_ids[:-1]) for i, t in good.items()}
             try:
                 states = self._capture.collect(wanted, dropped)
@@ -215,36 +224,11 @@ class VllmEngine(Engine):
             )
         time.sleep(0.005)
 
-    def _checked(self, token_ids: Sequence[int], request_id: str) -> tuple[int, ...]:
-        if not request_id:
-            raise RequestError("a request id is a text that is not empty", request_id=request_id)
-        if request_id in self._tracked:
-            raise RequestError(
-                "the id is in use by a request that is unfinished or not yet collected", request_id=request_id
-            )
-        as_list = getattr(token_ids, "tolist", None)  # of a tensor or an array
-        ids: tuple[int, ...] = tuple(as_list() if as_list else token_ids)
-        wrong = next((t for t in ids if type(t) is not int or not 0 <= t < self.vocab_size), None)
-        if wrong is not None:
-            raise RequestError(
-                f"token id {wrong!r} is not an integer in range({self.vocab_size}), the model's vocabulary",
-                request_id=request_id,
-            )
-        if not 0 < len(ids) < self.max_model_len:
-            raise RequestError(
-                f"the prompt has {len(ids)} tokens; wanted 1 to {self.max_model_len - 1} (max_model_len - 1: the token "
-                "sampled after the prompt needs a place)",
-                request_id=request_id,
-            )
-        return ids
-
     def _sampling_params(
         self, request_id: str, max_tokens: int, sampling: Mapping[str, Any] | None, ignore_eos: bool
     ) -> Any:
         from vllm.sampling_params import SamplingParams
 
-        if max_tokens < 1:
-            raise RequestError(f"max_tokens is {max_tokens}; vLLM samples at least one token", request_id=request_id)
         options: dict[str, Any] = {"temperature": 0.0, "detokenize": False, **(sampling or {})}
         stop = set(options.pop("stop_token_ids", None) or ()) | (set() if ignore_eos else self._end_token_ids)
         try:

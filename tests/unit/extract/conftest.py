@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -21,6 +22,10 @@ HIDDEN = 8
 
 MakeConfig: TypeAlias = Callable[..., ExtractConfig]
 MakeEngine: TypeAlias = Callable[..., FakeEngine]
+Row: TypeAlias = dict[str, Any]
+RunOf: TypeAlias = Callable[[Path], dict[str, Any]]
+SamplesIn: TypeAlias = Callable[[Path], list[str]]
+SomeRows: TypeAlias = Callable[[int], list[Row]]
 WriteRows: TypeAlias = Callable[[Sequence[Any]], Path]
 Read: TypeAlias = Callable[[Path], tuple[dict[str, NDArray[Any]], dict[str, str]]]
 StatesOf: TypeAlias = Callable[..., NDArray[np.float32]]
@@ -34,6 +39,40 @@ def _read(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
 def _states_of(tokens: Sequence[int], layer_ids: Sequence[LayerId] = LAYERS) -> NDArray[np.float32]:
     states = [[fake_row(i, tokens[: n + 1], HIDDEN) for i in layer_ids] for n in range(len(tokens))]
     return np.array(states, dtype=np.float32)
+
+
+@pytest.fixture
+def some_rows() -> SomeRows:
+    """Rows of 1 to 39 tokens, the same for the same count."""
+
+    def make(count: int) -> list[Row]:
+        rng = random.Random(0)
+        lengths = [rng.randrange(1, 40) for _ in range(count)]
+        return [{"input_ids": [rng.randrange(1000) for _ in range(n)], "id": i} for i, n in enumerate(lengths)]
+
+    return make
+
+
+@pytest.fixture
+def run_of() -> RunOf:
+    """The ``run.json`` of an output folder."""
+
+    def read(folder: Path) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((folder / "run.json").read_text())
+        return found
+
+    return read
+
+
+@pytest.fixture
+def samples_in() -> SamplesIn:
+    """Names of the samples in a folder, which has nothing half-written."""
+
+    def names(folder: Path) -> list[str]:
+        assert not list(folder.glob(".*")), "a temporary file was left behind"
+        return sorted(path.name for path in folder.glob("hs_*"))
+
+    return names
 
 
 @pytest.fixture

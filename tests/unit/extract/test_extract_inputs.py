@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from pathlib import Path
@@ -132,6 +133,23 @@ def test_a_file_that_changes_during_the_second_pass(write_rows: WriteRows, chang
         path.unlink()
     with pytest.raises(InputChangedError):
         next(samples)
+
+
+def test_a_file_that_ends_early_in_the_second_pass(write_rows: WriteRows) -> None:
+    checked = check_input(write_rows([{"input_ids": [1]}]), max_tokens=10)
+    with pytest.raises(InputChangedError):
+        list(read_samples(dataclasses.replace(checked, num_samples=2)))
+
+
+def test_a_file_that_changes_while_it_is_checked(write_rows: WriteRows, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_rows([{"input_ids": [1]}])
+
+    def touching(raw: bytes, vocab_size: int | None) -> object:
+        os.utime(path, ns=(0, 0))
+        return parse_row(raw, vocab_size)
+
+    monkeypatch.setattr("vllm_compat.extract.inputs.parse_row", touching)
+    assert "changed while it was read" in str(refused(path))
 
 
 def test_samples_are_read_one_at_a_time(write_rows: WriteRows, monkeypatch: pytest.MonkeyPatch) -> None:

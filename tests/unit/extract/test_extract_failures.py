@@ -1,0 +1,149 @@
+"""Whatever ends a run early leaves whole files only, and a run.json that says so."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import vllm_compat
+import vllm_compat.engine
+from vllm_compat.errors import (
+    InputError,
+    RequestError,
+    StepError,
+    VllmCompatError,
+)
+from vllm_compat.extract import extract
+from vllm_compat.testing import FakeEngine
+from vllm_compat.types import StepResult
+
+if TYPE_CHECKING:
+    from tests.unit.extract.conftest import (
+        MakeConfig,
+        MakeEngine,
+        Read,
+        RunOf,
+        SamplesIn,
+        SomeRows,
+        StatesOf,
+        WriteRows,
+    )
+
+
+@pytest.mark.parametrize("step", [0, 1, 3, 7])
+def test_an_engine_that_fails(
+    config: MakeConfig,
+    make_engine: MakeEngine,
+    write_rows: WriteRows,
+    read: Read,
+    states_of: StatesOf,
+    caplog: pytest.LogCaptureFixture,
+    step: int,
+    some_rows: SomeRows,
+    run_of: RunOf,
+    samples_in: SamplesIn,
+) -> None:
+    rows = some_rows(12)
+    write_rows(rows)
+    settings = config()
+    with pytest.raises(StepError):
+        extract(settings, make_engine(fail_at_step=step, max_num_batched_tokens=16))
+    folder = Path(settings.output_dir)
+    names = samples_in(folder)
+    assert len(names) < 12
+    for name in names:
+        index = int(name[3:].removesuffix(".safetensors"))
+        tensors, _ = read(folder / name)
+        assert np.array_equal(tensors["hidden_states"], states_of(rows[index]["input_ids"]))
+    assert run_of(folder)["complete"] is False
+    assert f"stopped by StepError: {len(names)} of 12 samples are written" in caplog.text
+
+
+class Interrupted(FakeEngine):
+    """Ctrl-C in its third step."""
+
+    def run_step(self) -> StepResult:
+        if self._steps == 3:
+            raise KeyboardInterrupt
+        return super().run_step()
+
+
+def test_an_interrupt(
+    config: MakeConfig,
+    make_engine: MakeEngine,
+    write_rows: WriteRows,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    samples_in: SamplesIn,
+) -> None:
+    write_rows([{"input_ids": [n + 1]} for n in range(12)])
+    engine = make_engine(Interrupted, max_num_seqs=1)
+    monkeypatch.setattr(vllm_compat.engine, "open_engine", lambda *_, **__: engine)
+    settings = config()
+    with pytest.raises(KeyboardInterrupt):
+        extract(settings)
+    assert engine.closed
+    assert len(samples_in(Path(settings.output_dir))) == 3
+    assert "stopped by KeyboardInterrupt: 3 of 12 samples" in caplog.text
+
+
+def test_a_disk_that_fills_up(
+    config: MakeConfig,
+    make_engine: MakeEngine,
+    write_rows: WriteRows,
+    read: Read,
+    monkeypatch: pytest.MonkeyPatch,
+    some_rows: SomeRows,
+    run_of: RunOf,
+    samples_in: SamplesIn,
+) -> None:
+    write_rows(some_rows(6))
+    settings = config()
+    real, left = os.write, [20]
+
+    def write(descriptor: int, data: Any) -> int:
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(28, "No space left on device")
+        return real(descriptor, data)
+
+    monkeypatch.setattr(os, "write", write)
+    engine = make_engine()
+    with pytest.raises(VllmCompatError, match=r"hs_\d\.safetensors cannot be written: No space left") as caught:
+        extract(settings, engine)
+    assert caught.value.exit_code == 1
+    folder = Path(settings.output_dir)
+    names = samples_in(folder)
+    assert 0 < len(names) < 6
+    for name in names:
+        read(folder / name)
+    assert run_of(folder)["complete"] is False
+
+
+def test_an_input_that_changes_while_it_is_extracted(
+    config: MakeConfig, make_engine: MakeEngine, write_rows: WriteRows, some_rows: SomeRows, run_of: RunOf
+) -> None:
+    path = write_rows(some_rows(12))
+
+    class Late(FakeEngine):
+        def run_step(self) -> StepResult:
+            os.utime(path)
+            return super().run_step()
+
+    with pytest.raises(InputError, match="changed after it was checked"):
+        extract(config(), make_engine(Late))
+    assert run_of(Path(config().output_dir))["complete"] is False
+
+
+def test_a_request_that_the_engine_refuses(
+    config: MakeConfig, make_engine: MakeEngine, write_rows: WriteRows, some_rows: SomeRows
+) -> None:
+    write_rows(some_rows(3))
+    engine = make_engine()
+    engine.make_request([1], request_id="sample-1")
+    with pytest.raises(RequestError, match="sample-1"):
+        extract(config(), engine)

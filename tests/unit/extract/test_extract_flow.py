@@ -1,0 +1,111 @@
+"""The flow of an extraction: how many samples, the queue, warnings and progress."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+
+from vllm_compat.extract import extract
+from vllm_compat.testing import FakeEngine
+from vllm_compat.types import StepResult
+
+if TYPE_CHECKING:
+    from tests.unit.extract.conftest import (
+        MakeConfig,
+        MakeEngine,
+        SamplesIn,
+        SomeRows,
+        WriteRows,
+    )
+
+
+def test_num_samples(
+    config: MakeConfig, make_engine: MakeEngine, write_rows: WriteRows, some_rows: SomeRows, samples_in: SamplesIn
+) -> None:
+    write_rows(some_rows(5))
+    settings = config(num_samples=3)
+    assert extract(settings, make_engine()).samples == 3
+    assert len(samples_in(Path(settings.output_dir))) == 3
+
+
+def test_fewer_samples_than_asked_for_are_warned_of(
+    config: MakeConfig,
+    make_engine: MakeEngine,
+    write_rows: WriteRows,
+    caplog: pytest.LogCaptureFixture,
+    some_rows: SomeRows,
+) -> None:
+    write_rows(some_rows(2))
+    assert extract(config(num_samples=3), make_engine()).samples == 2
+    assert "3 samples were asked for, the file has 2" in caplog.text
+
+
+def test_too_little_space_is_warned_of(
+    config: MakeConfig,
+    make_engine: MakeEngine,
+    write_rows: WriteRows,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Usage(NamedTuple):
+        free: int
+
+    write_rows([{"input_ids": [1, 2]}])
+    for free in (2 * 48, 2 * 48 - 1):
+        caplog.clear()
+        monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: Usage(free))
+        extract(config(output_dir=Path(config().output_dir) / str(free)), make_engine())
+        assert ("GB free" in caplog.text) == (free < 96)
+
+
+class Watched(FakeEngine):
+    """Notes how many requests wait in each step, and how many it was given by then."""
+
+    seen: list[tuple[int, int]]
+
+    def run_step(self) -> StepResult:
+        self.seen.append((len(self._queue), self._given))
+        return super().run_step()
+
+    _given = 0
+
+    def make_request(self, *args: Any, **options: Any) -> Any:
+        self._given += 1
+        return super().make_request(*args, **options)
+
+
+def test_the_queue_is_kept_filled_and_never_overfilled(
+    config: MakeConfig, make_engine: MakeEngine, write_rows: WriteRows
+) -> None:
+    write_rows([{"input_ids": [7] * (1 + n % 13)} for n in range(40)])
+    engine = make_engine(Watched, max_num_seqs=3, max_num_batched_tokens=8)
+    assert isinstance(engine, Watched)
+    engine.seen = []
+    extract(config(batch_size=3), engine)
+    assert all(waiting == 6 for waiting, given in engine.seen if given < 40), "no barrier between batches"
+    assert max(waiting for waiting, _ in engine.seen) == 6
+    assert engine.seen[-1][1] == 40
+
+
+def test_progress_is_told_of_every_file_and_closed(
+    config: MakeConfig, make_engine: MakeEngine, write_rows: WriteRows, some_rows: SomeRows
+) -> None:
+    class Count:
+        def __init__(self, total: int) -> None:
+            self.total, self.tokens, self.sizes, self.closed = total, 0, 0, 0
+            made.append(self)
+
+        def advance(self, tokens: int, size: int) -> None:
+            self.tokens, self.sizes = self.tokens + tokens, self.sizes + size
+
+        def close(self) -> None:
+            self.closed += 1
+
+    made: list[Count] = []
+    write_rows(some_rows(4))
+    summary = extract(config(), make_engine(), Count)
+    [count] = made
+    assert (count.total, count.tokens, count.sizes, count.closed) == (4, summary.tokens, summary.bytes, 1)

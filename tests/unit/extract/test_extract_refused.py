@@ -1,0 +1,100 @@
+"""Everything that can be refused, is refused before the model loads or before its first step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import vllm_compat
+import vllm_compat.engine
+from vllm_compat.errors import (
+    InputError,
+    StepError,
+    UsageError,
+)
+from vllm_compat.extract import extract
+from vllm_compat.testing import FakeEngine
+
+if TYPE_CHECKING:
+    from tests.unit.extract.conftest import (
+        MakeConfig,
+        MakeEngine,
+        SomeRows,
+        WriteRows,
+    )
+
+
+@pytest.fixture
+def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    def open_engine(*_: object, **__: object) -> FakeEngine:
+        raise AssertionError("the model was loaded")
+
+    monkeypatch.setattr(vllm_compat.engine, "open_engine", open_engine)
+
+
+@pytest.mark.usefixtures("no_engine")
+def test_a_bad_input_is_refused_first(config: MakeConfig, write_rows: WriteRows) -> None:
+    write_rows([{"input_ids": [1]}, {"input_ids": [1000]}, {"input_ids": []}])
+    with pytest.raises(InputError) as caught:
+        extract(config())
+    assert [p.line for p in caught.value.problems] == [2, 3]
+
+
+@pytest.mark.usefixtures("no_engine")
+def test_a_layer_that_is_not_there_is_refused_first(
+    config: MakeConfig, write_rows: WriteRows, some_rows: SomeRows
+) -> None:
+    write_rows(some_rows(1))
+    with pytest.raises(UsageError, match="layer id 8 is out of range"):
+        extract(config(layer_ids=(8,)))
+
+
+@pytest.mark.usefixtures("no_engine")
+def test_samples_of_an_earlier_run_are_refused_first(
+    config: MakeConfig, write_rows: WriteRows, some_rows: SomeRows
+) -> None:
+    write_rows(some_rows(1))
+    old = Path(config().output_dir) / "hs_77.safetensors"
+    old.parent.mkdir()
+    old.write_bytes(b"old")
+    with pytest.raises(UsageError, match=r"hs_77\.safetensors.*another output folder, or move"):
+        extract(config())
+    assert old.read_bytes() == b"old"
+    assert not (old.parent / "run.json").exists()
+
+
+@pytest.mark.usefixtures("no_engine")
+def test_an_output_that_is_a_file_is_refused_first(
+    config: MakeConfig, write_rows: WriteRows, some_rows: SomeRows
+) -> None:
+    path = write_rows(some_rows(1))
+    with pytest.raises(UsageError, match="cannot be used"):
+        extract(config(output_dir=path))
+    with pytest.raises(UsageError, match="cannot be used"):
+        extract(config(output_dir=path / "below"))
+
+
+def test_a_failed_run_without_samples_can_be_repeated(
+    config: MakeConfig, make_engine: MakeEngine, write_rows: WriteRows, some_rows: SomeRows
+) -> None:
+    write_rows(some_rows(3))
+    with pytest.raises(StepError):
+        extract(config(), make_engine(fail_at_step=0))
+    assert extract(config(), make_engine()).samples == 3
+
+
+def test_what_only_the_engine_knows_is_checked_before_its_first_step(
+    config: MakeConfig, make_engine: MakeEngine, write_rows: WriteRows, model: Path
+) -> None:
+    (model / "config.json").write_text("{}")
+    write_rows([{"input_ids": [1] * 9}, {"input_ids": [1, 500]}])
+    with pytest.raises(InputError, match="line 2: input_ids has 500") as caught:
+        extract(config(), make_engine(vocab_size=500, fail_at_step=0))
+    assert [p.line for p in caught.value.problems] == [2]
+    with pytest.raises(UsageError, match="Lower max_seq_len to 8"):
+        extract(config(), make_engine(max_model_len=9, fail_at_step=0))
+    with pytest.raises(UsageError, match="layer id 2 is out of range"):
+        extract(config(), make_engine(layer_ids=(0,), num_layers=2, fail_at_step=0))
+    assert extract(config(), make_engine(vocab_size=501, max_model_len=10)).samples == 2
