@@ -50,10 +50,12 @@ def _logging_to_stderr() -> Generator[None, None, None]:
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S"))
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
+    propagate, logger.propagate = logger.propagate, False  # something that vLLM imports may log every line again
     try:
         yield
     finally:
         logger.removeHandler(handler)
+        logger.propagate = propagate
 
 
 @contextlib.contextmanager

@@ -94,8 +94,8 @@ def _loss_mask(fields: dict[str, Any], token_ids: list[int], problems: list[str]
     if not _is_list(mask):
         problems.append(f"loss_mask is {_name(mask)}, not a list of 0 and 1")
         return None
-    wrong = next((i for i, value in enumerate(mask) if type(value) not in (int, bool) or value not in (0, 1)), None)
-    if wrong is not None:
+    if not set(map(type, mask)) <= {int, bool} or not set(mask) <= {0, 1}:
+        wrong = next(i for i, value in enumerate(mask) if type(value) not in (int, bool) or value not in (0, 1))
         shown = mask[wrong] if type(mask[wrong]) in (int, float) else _name(mask[wrong])
         problems.append(f"loss_mask[{wrong}] is {shown}, not 0 or 1")
     if token_ids and len(mask) != len(token_ids):

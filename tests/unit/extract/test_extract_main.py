@@ -92,11 +92,17 @@ def test_nothing_is_left_behind_in_the_process(
     arguments: Arguments, engines: list[dict[str, Any]], write_rows: WriteRows, capfd: pytest.CaptureFixture[str]
 ) -> None:
     write_rows([{"input_ids": [5]}])
-    handlers = list(logging.getLogger("vllm_compat").handlers)
-    assert main(arguments("--json")) == 0
+    logger = logging.getLogger("vllm_compat")
+    before = list(logger.handlers), logger.propagate
+    root = logging.StreamHandler(sys.stderr)
+    logging.getLogger().addHandler(root)
+    try:
+        assert main(arguments("--json")) == 0
+    finally:
+        logging.getLogger().removeHandler(root)
     assert len(engines) == 1
-    assert logging.getLogger("vllm_compat").handlers == handlers
-    capfd.readouterr()
+    assert (list(logger.handlers), logger.propagate) == before
+    assert capfd.readouterr().err.count("all 1 samples are written") == 1, "a handler of the root repeats no line"
     print("after")
     os.write(1, b"and below")
     assert capfd.readouterr().out == "after\nand below"
