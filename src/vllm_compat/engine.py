@@ -86,8 +86,9 @@ class Engine(ABC):
     def get_captured_states(self) -> list[CapturedStates]:
         """The states of every request that finished since the last call, in the order the requests were made.
 
-        A request that was aborted, or that vLLM itself failed, is left out; its reason was in ``StepResult.finished``.
-        Each row has been checked against the token that was forwarded for it.
+        States are there as soon as a step has reported the request in ``StepResult.finished``. A request that was
+        aborted, or that vLLM itself failed, is left out. Each row has been checked against the token that was
+        forwarded for it.
 
         Raises:
             CaptureError: rows are missing or are not the request's own; the engine is closed.

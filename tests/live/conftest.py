@@ -30,8 +30,8 @@ if not ON_GPU:
 if "mla" in FAULTS:
     os.environ["VLLM_MLA_DISABLE"] = "1"
 
-# TF32 on a GPU and bfloat16 anywhere are far from 1e-5: there, layers are told apart by a wide margin instead.
-FLOAT32_ERROR = 5e-3 if ON_GPU else 1e-5
+# GPU kernels use TF32, far from 1e-5; neighbouring layers of these models are 0.3 apart, so a wrong one still shows.
+FLOAT32_ERROR = 2e-2 if ON_GPU else 1e-5
 
 
 def skip_if_faulty(*faults: str) -> None:
@@ -48,6 +48,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     made: dict[str, Path] = {}
 
     def make(name: str) -> Path:
+        if ON_GPU and name == "smollm2":
+            pytest.skip("the GPU host has no SmolLM2")
+        if ON_GPU and name in ("deepseek_v3", "kimi_k25"):
+            pytest.skip("the MLA kernels of GPUs take no float32")
         if name not in made:
             made[name] = getattr(models, name)(folder)
         return made[name]
@@ -82,6 +86,17 @@ def open_engine(model: Callable[[str], Path]) -> Iterator[Callable[..., Any]]:
 def prompt(length: int, seed: int, vocab: int = models.VOCAB) -> list[int]:
     """Random token ids; none of them ends an answer."""
     return random.Random(f"{length} {seed}").choices(range(3, vocab), k=length)
+
+
+def text(folder: Path, length: int, topic: str = "bitwise") -> list[int]:
+    """Real English for a trained model: noise makes it amplify every rounding error tenfold."""
+    from pydoc_data.topics import topics
+
+    from transformers import AutoTokenizer
+
+    ids: list[int] = AutoTokenizer.from_pretrained(folder)(topics[topic])["input_ids"][:length]
+    assert len(ids) == length
+    return ids
 
 
 def run(engine: Any, prompts: dict[str, list[int]], **options: Any) -> dict[str, Any]:

@@ -77,11 +77,6 @@ def error(found: Any, reference: Any) -> float:
     return float(apart.max())
 
 
-def overall_error(found: Any, reference: Any) -> float:
-    """Relative L2 error over all tokens."""
-    return float((found.float() - reference).norm() / reference.norm())
-
-
 def typical_error(found: Any, reference: Any) -> float:
     """Root mean square over the tokens of each token's own relative L2 error.
 

@@ -8,7 +8,7 @@ import sys
 
 import oracle
 import pytest
-from conftest import ON_GPU, prompt, skip_if_faulty
+from conftest import ON_GPU, skip_if_faulty, text
 from safetensors import safe_open
 
 LENGTHS = (40, 3, 150, 41, 300, 7, 64, 12, 90, 5, 33, 2)  # 12, more than the batch holds; one longer than is kept
@@ -21,7 +21,7 @@ def run(model, tmp_path_factory):
     folder = tmp_path_factory.mktemp("extract")
     rows = [
         {
-            "input_ids": prompt(n, seed=i, vocab=49152),
+            "input_ids": text(model("smollm2"), n, ("comparisons", "numeric-types", "strings")[i % 3]),
             "loss_mask": [int(p >= n // 2) for p in range(n)],
             "id": f"row {i}",
         }

@@ -6,7 +6,8 @@ import os
 
 import oracle
 import pytest
-from conftest import FLOAT32_ERROR, prompt, run, skip_if_faulty
+import torch
+from conftest import FLOAT32_ERROR, ON_GPU, prompt, run, skip_if_faulty
 
 LAYERS = [5, 0, "norm"]
 
@@ -14,8 +15,9 @@ LAYERS = [5, 0, "norm"]
 @pytest.fixture(scope="module")
 def engine(open_engine):
     skip_if_faulty("tensor-parallel")
-    if (os.cpu_count() or 1) < 2:
-        pytest.skip("two ranks want two cores")
+    ranks = torch.cuda.device_count() if ON_GPU else os.cpu_count() or 1
+    if ranks < 2:
+        pytest.skip("two ranks want two GPUs, or two cores")
     return open_engine(
         "llama", layer_ids=LAYERS, tensor_parallel_size=2, max_num_batched_tokens=64, distributed_executor_backend="mp"
     )
