@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vllm_compat._detect.detection import Detection, detect
+    from vllm_compat.detection import Detection, detect
     from vllm_compat.engine import Engine, attach, get_captured_states, make_request, open_engine, run_step
     from vllm_compat.errors import (
         AttachError,
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
-    "Detection": "_detect.detection",
-    "detect": "_detect.detection",
+    "Detection": "detection",
+    "detect": "detection",
     "Engine": "engine",
     "attach": "engine",
     "get_captured_states": "engine",

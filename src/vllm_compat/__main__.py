@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
 from vllm_compat import __version__
-from vllm_compat._detect.detection import Detection, detect
+from vllm_compat.detection import Detection, detect
 from vllm_compat.errors import UnsupportedVllmError
 
 __all__ = ["main"]

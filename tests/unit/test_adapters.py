@@ -151,7 +151,7 @@ def vendor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 STEP_OF_A_VENDOR = """
-from vllm_compat._adapters.base import Need
+from vllm_compat._detect.need import Need
 from vllm_compat._adapters.step import TwoPhase
 
 class thing(TwoPhase):
@@ -182,7 +182,7 @@ def test_a_behaviour_of_a_vendor_that_does_not_fit_is_not_used(vendor: Any, tmp_
 
 def test_a_vendor_s_behaviour_serves_a_vllm_that_none_of_ours_does(vendor: Any, tmp_path: Path) -> None:
     vendor(
-        "from vllm_compat._adapters.base import Need\n"
+        "from vllm_compat._detect.need import Need\n"
         "from vllm_compat._adapters.request import BySignature\n"
         "class thing(BySignature):\n"
         "    name = 'with-tenant'\n"

@@ -12,8 +12,8 @@ from tests.unit.vllm_tree import REQUEST_0_11, REQUEST_0_32, write_distribution,
 
 from vllm_compat import UnsupportedVllmError, VllmNotFoundError, detect
 from vllm_compat._detect import matrix
-from vllm_compat._detect.detection import Detection
 from vllm_compat._detect.matrix import Release
+from vllm_compat.detection import Detection
 
 
 @pytest.fixture

@@ -7,7 +7,8 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from vllm_compat._adapters.base import Behaviour, Need
+from vllm_compat._adapters.base import Behaviour
+from vllm_compat._detect.need import Need
 
 __all__ = ["BEHAVIOURS", "BySignature", "RequestFactory"]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Any, ClassVar
 
-from vllm_compat._adapters.base import Behaviour, Need
+from vllm_compat._adapters.base import Behaviour
+from vllm_compat._detect.need import Need
 
 __all__ = ["BEHAVIOURS", "PENDING", "OnePhase", "Step", "TwoPhase", "is_pending"]
 

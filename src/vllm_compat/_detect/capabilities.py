@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vllm_compat._adapters.base import Need
+from vllm_compat._detect.need import Need
 from vllm_compat._detect.surface import Surface
 
 __all__ = ["capabilities"]

@@ -9,9 +9,9 @@ from typing import Any
 
 from vllm_compat._adapters.registry import Adapter
 from vllm_compat._capture.extension import EXTENSION
-from vllm_compat._detect.detection import detect
 from vllm_compat._engine.vllm_engine import VllmEngine
 from vllm_compat._layers import check_layer_ids
+from vllm_compat.detection import detect
 from vllm_compat.errors import AttachError, UnsupportedModelError, UsageError
 from vllm_compat.types import LayerId
 
