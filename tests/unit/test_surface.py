@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.unit.vllm_tree import write_vllm
 
-from vllm_compat._adapters import base
+from vllm_compat._detect import need as need_module
 from vllm_compat._detect.surface import Found, Surface
 
 
@@ -249,13 +249,13 @@ def test_a_need_names_what_is_missing(tmp_path: Path) -> None:
     missing = {
         need: need.missing(there)
         for need in (
-            base.Need("vllm.m:C.f", ("a", "b")),
-            base.Need("vllm.m:C.f", ("a", "c", "d")),
-            base.Need("vllm.m:C.f", supplied=frozenset({"a", "b"})),
-            base.Need("vllm.m:C.f", ("c",), frozenset({"a", "odd"})),
-            base.Need("vllm.m:C.g", ("anything",)),
-            base.Need("vllm.m:C.h", ("a",), frozenset()),
-            base.Need("vllm.n"),
+            need_module.Need("vllm.m:C.f", ("a", "b")),
+            need_module.Need("vllm.m:C.f", ("a", "c", "d")),
+            need_module.Need("vllm.m:C.f", supplied=frozenset({"a", "b"})),
+            need_module.Need("vllm.m:C.f", ("c",), frozenset({"a", "odd"})),
+            need_module.Need("vllm.m:C.g", ("anything",)),
+            need_module.Need("vllm.m:C.h", ("a",), frozenset()),
+            need_module.Need("vllm.n"),
         )
     }
     assert list(missing.values()) == [
