@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 if not ON_GPU:
     # One core for each rank; by default each of two ranks wants a NUMA node of its own, and one rank takes one core.
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "0|1")
+if shutil.which("g++") is None:
+    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # vLLM compiles a helper of tensor parallel even when eager
 if "mla" in FAULTS:
     os.environ["VLLM_MLA_DISABLE"] = "1"
 
