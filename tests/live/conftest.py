@@ -18,6 +18,7 @@ from vllm_compat import detect
 # vLLM reads these once, at the first engine. A GPU host sets VLLM_COMPAT_LIVE=gpu.
 ON_GPU = os.environ.get("VLLM_COMPAT_LIVE") == "gpu"
 RELEASE = detect().release
+RANKS = int(os.environ.get("VLLM_COMPAT_LIVE_RANKS", "1"))  # the whole suite under tensor parallel
 FAULTS = RELEASE.faults if RELEASE and not ON_GPU else {}
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -72,6 +73,7 @@ def open_engine(model: Callable[[str], Path]) -> Iterator[Callable[..., Any]]:
         if now.get("key") != key or now["engine"].closed:
             close()
             defaults = {"dtype": "float32", "max_model_len": 512, "max_num_seqs": 64, "gpu_memory_utilization": 0.5}
+            defaults["tensor_parallel_size"] = RANKS
             if not ON_GPU:
                 del defaults["gpu_memory_utilization"]
             now.update(key=key, engine=vllm_compat.open_engine(str(model(name)), **{**defaults, **options}))

@@ -36,7 +36,7 @@ def test_closing_leaves_no_tap_behind(core):
             assert len(run(engine, {"a": prompt(5, seed=1)})["a"].hidden_states) == len(layers)
         with pytest.raises(vllm_compat.EngineClosedError):
             engine.run_step()
-    assert core._executor.collective_rpc(taps_left) == [0]
+    assert set(core._executor.collective_rpc(taps_left)) == {0}
     assert len(run(core, {"mine": prompt(6, seed=3)})["mine"].output_token_ids) == 1
 
 

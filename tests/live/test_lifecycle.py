@@ -31,7 +31,7 @@ def test_an_idle_step_returns_at_once(engine):
 def test_finished_requests_are_flushed_from_the_workers(engine):
     run(engine, {"a": prompt(10, seed=1)})
     assert not engine._scheduler.has_requests()
-    assert engine._executor.collective_rpc(requests_kept) == [0]
+    assert set(engine._executor.collective_rpc(requests_kept)) == {0}
 
 
 def requests_kept(worker):
@@ -53,12 +53,12 @@ def test_an_aborted_request_leaves_nothing_and_the_others_are_right(engine):
     again = run(engine, {"r0": prompt(100, seed=0)})["r0"]
     assert again.token_ids == tuple(prompt(100, seed=0))
     engine.abort("r0")
-    assert engine._executor.collective_rpc(rows_kept) == [0]
+    assert set(engine._executor.collective_rpc(rows_kept)) == {0}
 
 
 def rows_kept(worker):
     """Run in the worker: requests whose rows are still held."""
-    return len(worker.vllm_compat_tap._rows)
+    return len(worker.vllm_compat_tap._rows) if worker.vllm_compat_tap else 0
 
 
 def test_bad_requests_are_refused_and_nothing_is_queued(engine):
@@ -102,9 +102,10 @@ def test_rows_of_other_tokens_are_refused(engine):
 
 def swap_owners(worker):
     """Run in the worker: the runner's rows are read in reverse."""
-    owners = worker.vllm_compat_tap._owners
-    right = owners.request_ids
-    owners.request_ids = lambda runner: list(right(runner))[::-1]
+    if worker.vllm_compat_tap:
+        owners = worker.vllm_compat_tap._owners
+        right = owners.request_ids
+        owners.request_ids = lambda runner: list(right(runner))[::-1]
 
 
 def test_a_layer_that_gives_no_state_is_refused(engine):
@@ -118,7 +119,8 @@ def test_a_layer_that_gives_no_state_is_refused(engine):
 
 def take_a_hook_out(worker):
     """Run in the worker: the first tap is lost."""
-    worker.vllm_compat_tap._removers.pop(0)()
+    if worker.vllm_compat_tap:
+        worker.vllm_compat_tap._removers.pop(0)()
 
 
 def test_options_are_refused_before_anything_loads(model):
