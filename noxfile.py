@@ -136,6 +136,13 @@ def matrix(session: nox.Session) -> None:
 
 
 @nox.session
+def surface(session: nox.Session) -> None:
+    """Fetch releases of vLLM, record what we stand on, and report what moved: nox -s surface -- 0.34.0."""
+    session.install("pip", "-e", ".")
+    session.run("python", "matrix/drift.py", *session.posargs)
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """Ruff: rules and format."""
     _install_group(session, "lint")

@@ -34,6 +34,8 @@ if shutil.which("g++") is None:
 if "mla" in FAULTS:
     os.environ["VLLM_MLA_DISABLE"] = "1"
 
+if ON_GPU:
+    os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # the tests touch CUDA, after which no fork works
 # GPU kernels use TF32, far from 1e-5; neighbouring layers of these models are 0.3 apart, so a wrong one still shows.
 FLOAT32_ERROR = 2e-2 if ON_GPU else 1e-5
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from vllm_compat._detect.need import Need
-from vllm_compat._detect.surface import Surface
+from vllm_compat._detect.surface import Symbols
 
 __all__ = ["Behaviour", "Verdict"]
 
@@ -42,7 +42,7 @@ class Behaviour(ABC):
     """Symbols whose presence makes it wrong."""
 
     @classmethod
-    def judge(cls, surface: Surface) -> Verdict:
+    def judge(cls, surface: Symbols) -> Verdict:
         """Accept or refuse this behaviour for the vLLM that ``surface`` shows."""
         missing = tuple(m for need in cls.needs for m in need.missing(surface))
         if missing:

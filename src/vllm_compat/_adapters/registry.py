@@ -10,7 +10,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from vllm_compat._adapters.base import Behaviour, Verdict
-from vllm_compat._detect.surface import Surface
+from vllm_compat._detect.surface import Symbols
 
 __all__ = ["VARIATIONS", "Adapter", "behaviours", "choose", "named"]
 
@@ -75,7 +75,7 @@ def _registered() -> Iterator[type[Behaviour]]:
         yield behaviour
 
 
-def choose(surface: Surface) -> Adapter:
+def choose(surface: Symbols) -> Adapter:
     """Judge every behaviour against one vLLM."""
     verdicts = tuple(b.judge(surface) for variation in VARIATIONS for b in behaviours(variation))
     chosen = {v: tuple(x.name for x in verdicts if x.variation == v and x.fits) for v in VARIATIONS}

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from vllm_compat._detect.need import Need
-from vllm_compat._detect.surface import Surface
+from vllm_compat._detect.surface import Symbols
 
-__all__ = ["capabilities"]
+__all__ = ["CAPABILITIES", "capabilities"]
 
-_CAPABILITIES = {
+CAPABILITIES = {
     "two_phase_step": Need("vllm.v1.executor.abstract:Executor.sample_tokens"),
     "request_block_hasher": Need("vllm.v1.request:Request.__init__", ("block_hasher",)),
     "eos_token_id_in_request": Need("vllm.v1.request:Request.__init__", ("eos_token_id",)),
@@ -19,6 +19,6 @@ _CAPABILITIES = {
 }
 
 
-def capabilities(surface: Surface) -> dict[str, bool]:
+def capabilities(surface: Symbols) -> dict[str, bool]:
     """Name -> whether this vLLM has it."""
-    return {name: not need.missing(surface) for name, need in _CAPABILITIES.items()}
+    return {name: not need.missing(surface) for name, need in CAPABILITIES.items()}

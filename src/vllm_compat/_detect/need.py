@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vllm_compat._detect.surface import Surface
+from vllm_compat._detect.surface import Symbols
 
 __all__ = ["Need"]
 
@@ -24,7 +24,7 @@ class Need:
     parameters: tuple[str, ...] = ()
     supplied: frozenset[str] | None = None
 
-    def missing(self, surface: Surface) -> tuple[str, ...]:
+    def missing(self, surface: Symbols) -> tuple[str, ...]:
         """What is not there, each as text that names the symbol; empty when the need is met."""
         found = surface.find(self.symbol)
         if found is None:

@@ -11,9 +11,9 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
-__all__ = ["Found", "Surface"]
+__all__ = ["Found", "Surface", "Symbols"]
 
 _Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 _HOPS = 12  # longest chain of re-exports and bases followed; vLLM's longest is 4
@@ -29,6 +29,14 @@ class Found:
     symbol: str
     parameters: tuple[str, ...] = ()
     required: frozenset[str] = frozenset()
+
+
+class Symbols(Protocol):
+    """Whatever can say which symbols a vLLM has: its source, or a record of it."""
+
+    def find(self, symbol: str) -> Found | None:
+        """The symbol, or None when this vLLM does not have it."""
+        ...
 
 
 class Surface:
