@@ -44,9 +44,9 @@ class StepResult:
         return not self.num_scheduled_tokens and not self.finished
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class CapturedStates:
-    """The states of one finished request.
+    """The states of one finished request. Compared by identity: tensors have no one truth value.
 
     Attributes:
         request_id: the id given to ``make_request``.

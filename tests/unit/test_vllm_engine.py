@@ -154,7 +154,7 @@ def test_a_failure_inside_vllm_is_a_step_error_with_its_cause(failure: Exception
     assert caught.value.__cause__ is failure
     assert "its 1 request(s) are lost" in str(caught.value)
     assert closed == ["shut down"]
-    assert engine.executor.calls[-1] == "vllm_compat_remove"
+    assert engine.executor.calls[-1] == "execute_model"  # workers that failed are not asked for anything more
     with pytest.raises(EngineClosedError, match=f"the engine was closed because of {type(failure).__name__}") as later:
         engine.run_step()
     assert later.value.__cause__ is failure
@@ -220,13 +220,20 @@ def test_a_scheduler_that_chooses_again_in_time_is_not_stalled(tmp_path: Path) -
 # states
 
 
-def test_taps_are_put_in_at_once_and_taken_out_at_the_end(tmp_path: Path) -> None:
-    closed: list[str] = []
-    engine = recorded_engine(tmp_path, shut_down=lambda: closed.append("shut down"))
+def test_taps_in_the_caller_s_engine_are_taken_out_at_the_end(tmp_path: Path) -> None:
+    engine = recorded_engine(tmp_path)
     assert engine.executor.calls == ["vllm_compat_install"]
     engine.close()
     engine.close()
     assert engine.executor.calls == ["vllm_compat_install", "vllm_compat_remove"]
+
+
+def test_an_engine_of_our_own_is_shut_down_with_the_taps_in_it(tmp_path: Path) -> None:
+    closed: list[str] = []
+    engine = recorded_engine(tmp_path, shut_down=lambda: closed.append("shut down"))
+    engine.close()
+    engine.close()
+    assert engine.executor.calls == ["vllm_compat_install"]
     assert closed == ["shut down"]
 
 

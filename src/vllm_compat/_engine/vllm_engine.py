@@ -178,12 +178,10 @@ class VllmEngine(Engine):
         if self._closed:
             return
         self._closed = True
-        try:
-            if self._capture:
-                self._capture.remove()
-        finally:
-            if self._shut_down:
-                self._shut_down()
+        if self._shut_down:
+            self._shut_down()  # the taps go with the workers, which after a failure may not even answer
+        elif self._capture:
+            self._capture.remove()
 
     def _advance(self) -> StepResult:
         scheduler_output = self._scheduler.schedule()
