@@ -78,7 +78,7 @@ def make_parser() -> argparse.ArgumentParser:
         type=_engine_option,
         default=[],
         metavar="NAME=JSON",
-        help="one more option of the engine, e.g. swap_space=4 or 'quantization=\"fp8\"'; repeatable",
+        help="one more option of the engine, e.g. seed=1 or 'quantization=\"fp8\"'; repeatable",
     )
     add("--json", action="store_true", help="print the summary as one JSON object on stdout; all else goes to stderr")
     return parser
