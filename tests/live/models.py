@@ -156,7 +156,23 @@ def kimi_k25(folder: Path) -> Path:
     }
     (path / "config.json").write_text(json.dumps(config))
     (path / "kimi_stub.py").write_text(_KIMI_PROCESSOR)
-    processor = {"auto_map": {"AutoImageProcessor": "kimi_stub.KimiStub"}, "image_processor_type": "KimiStub"}
+    media = {
+        "patch_size": 14,
+        "merge_kernel_size": 2,
+        "temporal_merge_kernel_size": 4,
+        "image_mean": [0.5, 0.5, 0.5],
+        "image_std": [0.5, 0.5, 0.5],
+        "in_patch_limit": 1024,
+        "in_patch_limit_each_frame": 256,
+        "in_patch_limit_video": 1024,
+        "patch_limit_on_one_side": 64,
+        "fixed_output_tokens": None,
+    }
+    processor = {
+        "auto_map": {"AutoImageProcessor": "kimi_stub.KimiStub"},
+        "image_processor_type": "KimiStub",
+        "media_proc_cfg": media,
+    }
     (path / "preprocessor_config.json").write_text(json.dumps(processor))
     _tokenizer(path)
     return path
