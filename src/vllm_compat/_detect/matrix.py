@@ -36,7 +36,7 @@ class Release:
         with_it: further requirements of that CPU build.
         without_dependencies: the same, to be installed without their own dependencies.
         environment: variables its CPU build needs.
-        proven: how -> date of the last run that passed. ``cpu``: the live suite on the CPU build.
+        proven: how -> date of the last run that passed. ``cpu``: the live suite on the CPU build; ``gpu``: on one H200.
         faults: name -> what this release's own kernels get wrong, as far as the live suite minds.
     """
 
