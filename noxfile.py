@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import nox
 from nox.command import CommandFailed
+from packaging.specifiers import SpecifierSet
 
 nox.needs_version = ">=2024.10.9"
 nox.options.default_venv_backend = "uv"
@@ -22,15 +24,18 @@ GROUPS = nox.project.load_toml("pyproject.toml")
 RELEASES = {r.vllm: r for r in load_matrix() if r.cpu_wheel}
 DEFAULT = "0.16.0"
 # A CPU needs none of these, and their builds are pinned to indexes that not every machine reaches.
+DEBIAN_PACKAGES = {"libtcmalloc_minimal.so.4": "libtcmalloc-minimal4"}
 NOT_ON_A_CPU = ("torchvision", "torchaudio", "torchcodec", "triton", "intel_extension_for_pytorch")
-# What every listed release accepts; an interpreter is taken from the machine, never downloaded.
-PYTHONS = ("3.12", "3.11", "3.13", "3.10")
+# An interpreter is taken from the machine, never downloaded.
 os.environ["UV_PYTHON_DOWNLOADS"] = "never"
 
 
-def _python() -> str | None:
+def _python(accepted: str) -> str | None:
+    """The interpreter that runs nox where it is accepted, else the newest one on this machine that is."""
     running = f"{sys.version_info.major}.{sys.version_info.minor}"
-    return running if running in PYTHONS else next((p for p in PYTHONS if shutil.which(f"python{p}")), None)
+    others = [f"3.{minor}" for minor in range(14, 9, -1)]
+    fitting = [p for p in (running, *others) if p in SpecifierSet(accepted)]
+    return next((p for p in fitting if p == running or shutil.which(f"python{p}")), fitting[0] if fitting else None)
 
 
 def _install_group(session: nox.Session, group: str) -> None:
@@ -71,11 +76,29 @@ def _install_ourselves(session: nox.Session) -> None:
     session.install(".[extract]")
 
 
-def _environment(release: Release) -> dict[str, str]:
-    return {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", **release.environment}
+def _environment(session: nox.Session, release: Release) -> dict[str, str]:
+    env = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", **release.environment}
+    if release.preload:
+        env["LD_PRELOAD"] = ":".join(str(_library(session, name)) for name in release.preload)
+    return env
 
 
-@nox.session(python=_python())
+def _library(session: nox.Session, name: str) -> Path:
+    """A shared library that a CPU build insists on: out of the environment, the system, or Debian's package of it."""
+    places = [Path(session.virtualenv.location), *map(Path, ("/usr/lib", "/usr/local/lib", "/opt/homebrew/lib"))]
+    found = next((f for place in places for f in sorted(place.rglob(name))), None)
+    if found is None and name in DEBIAN_PACKAGES and shutil.which("apt-get"):
+        with session.chdir(session.create_tmp()):
+            session.run("apt-get", "download", DEBIAN_PACKAGES[name], external=True, silent=True)
+            (archive,) = Path().glob(f"{DEBIAN_PACKAGES[name]}_*.deb")
+            session.run("dpkg-deb", "-x", str(archive), session.virtualenv.location, external=True)
+        found = next(iter(Path(session.virtualenv.location).rglob(name)), None)
+    if found is None:
+        session.error(f"{name} is wanted in LD_PRELOAD and is not on this machine; install {DEBIAN_PACKAGES.get(name)}")
+    return found
+
+
+@nox.session(python=_python(RELEASES[DEFAULT].python))
 def demo(session: nox.Session) -> None:
     """The main job, for real: SmolLM2's hidden states out of vLLM 0.16.0 on the CPU, compared with HF transformers."""
     release = RELEASES[DEFAULT]
@@ -90,15 +113,15 @@ def demo(session: nox.Session) -> None:
         *("python", "-m", "vllm_compat.extract", "--model-path", str(model), "--prepared-data", str(prepared)),
         *("--output-dir", str(states), "--batch-size", "8", "--max-seq-len", "256", "--tp-size", "1"),
         *("--layer-ids", "2", "15", "27", "29"),
-        env=_environment(release) | {"VLLM_LOGGING_LEVEL": "WARNING"},
+        env=_environment(session, release) | {"VLLM_LOGGING_LEVEL": "WARNING"},
     )
     session.run(
         *("python", "demo/compare.py", "--model", str(model), "--prepared", str(prepared), "--states", str(states)),
-        env=_environment(release),
+        env=_environment(session, release),
     )
 
 
-@nox.session(python=_python())
+@nox.session(python=_python(RELEASES[DEFAULT].python))
 def tests(session: nox.Session) -> None:
     """All tests that need no vLLM, then the live suite on vLLM 0.16.0."""
     _install_group(session, "test")
@@ -107,32 +130,40 @@ def tests(session: nox.Session) -> None:
     session.notify(f"live({DEFAULT})", ["--keep"])
 
 
-@nox.session(python=_python())
-@nox.parametrize("release", [nox.param(name, id=name) for name in RELEASES])
+@nox.session
+@nox.parametrize("python,release", [nox.param(_python(r.python), name, id=name) for name, r in RELEASES.items()])
 def live(session: nox.Session, release: str) -> None:
-    """The live suite on one release of vLLM. --keep keeps its environment (gigabytes); other arguments are pytest's."""
-    keep = "--keep" in session.posargs
-    arguments = [a for a in session.posargs if a != "--keep"] or ["tests/live"]
+    """The live suite on one release: [--keep] its environment (gigabytes), [--report DIR]; the rest is pytest's."""
+    own = argparse.ArgumentParser(add_help=False)
+    own.add_argument("--keep", action="store_true")
+    own.add_argument("--report", type=Path)
+    options, arguments = own.parse_known_args(session.posargs)
+    report: Path | None = options.report
     try:
         _install_vllm(session, RELEASES[release])
         _install_ourselves(session)
-        if arguments == ["tests/live"]:
+        written = []
+        if report:
+            packages = session.run("uv", "pip", "freeze", silent=True, external=True)
+            (report / f"{release}.packages").write_text(str(packages))
+            written = [f"--junitxml={report / f'{release}.xml'}"]
+        if report and arguments:
+            (report / f"{release}.partial").touch()
+        if not (report or arguments):
             session.run("pytest", "tests/unit")  # some of them need a torch, and were skipped without
-        session.run("pytest", *arguments, env=_environment(RELEASES[release]))
+        env = _environment(session, RELEASES[release])
+        session.run("pytest", *(arguments or ["tests/live"]), *written, env=env)
     finally:
-        if not keep:
+        if not options.keep:
             shutil.rmtree(session.virtualenv.location, ignore_errors=True)
 
 
-@nox.session(venv_backend="none")
+@nox.session
 def matrix(session: nox.Session) -> None:
-    """The live suite on the releases named, each in its own environment: nox -s matrix -- 0.16.0 0.32.0 [--keep]."""
-    names = [a for a in session.posargs if not a.startswith("-")]
-    unknown = [n for n in names if n not in RELEASES]
-    if unknown or not names:
-        session.error(f"unknown release(s) {unknown}; matrix/vllm.toml has a CPU build of: {', '.join(RELEASES)}")
-    for name in names:
-        session.notify(f"live({name})", [a for a in session.posargs if a.startswith("-")])
+    """The live suite on many releases, and a table at the end: nox -s matrix -- --oldest --newest (or --help)."""
+    _install_group(session, "matrix")
+    session.install("-e", ".")
+    session.run("python", "matrix/run.py", *session.posargs)
 
 
 @nox.session

@@ -2,6 +2,7 @@
 
     python matrix/drift.py 0.33.0 [...]     # fetch the official wheel, record it, report the drift
     python matrix/drift.py --report 0.33.0  # the same report from what is recorded
+    python matrix/drift.py --unlisted       # the same for every release of the index that matrix/vllm.toml does not list
 
 A record, `matrix/surface/X.Y.Z.json`, has for each symbol its parameters and the required ones, or null where the
 release does not have it. The tests judge every adapter by the records, so they need no vLLM and no network.
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,10 +26,11 @@ from packaging.version import Version
 
 from vllm_compat._adapters.registry import VARIATIONS, Adapter, behaviours, choose
 from vllm_compat._detect.capabilities import CAPABILITIES
+from vllm_compat._detect.matrix import load_matrix
 from vllm_compat._detect.need import Need
 from vllm_compat._detect.surface import Found, Surface
 
-__all__ = ["RECORDS", "Record", "drift", "load", "needs", "record", "report"]
+__all__ = ["RECORDS", "Record", "drift", "load", "needs", "record", "report", "unlisted"]
 
 RECORDS = Path(__file__).with_name("surface")
 
@@ -103,14 +105,18 @@ def drift(old: Record, new: Record) -> list[str]:
 def report(old: Record | None, new: Record, package: Path | None = None) -> str:
     """What moved since the nearest release, which adapter fits, and what there is to write."""
     lines = [f"vLLM {new.vllm}" + (f", compared with {old.vllm}" if old else "")]
-    lines += [f"  {line}" for line in (drift(old, new) if old else [])] or ["  nothing that we stand on has moved"]
+    if old:
+        lines += [f"  {line}" for line in drift(old, new)] or ["  nothing that we stand on has moved"]
     adapter = choose(new)
     lines.append(f"adapter: {adapter.nearest}")
     if adapter.missing:
         lines.append("NO ADAPTER FITS. Missing, by the behaviour that comes closest:")
         lines += [f"  {line}" for line in _missing(adapter, package)]
     else:
-        lines.append("every probe passes: add a row to matrix/vllm.toml and prove it, nox -s matrix -- " + new.vllm)
+        lines.append("every probe passes; what is left to do:")
+        lines.append("  1. a row in matrix/vllm.toml (docs/releases.md, step 3)")
+        lines.append(f"  2. nox -s matrix -- {new.vllm} --record")
+        lines.append("  3. python matrix/readme.py")
     return "\n".join(lines)
 
 
@@ -146,19 +152,45 @@ def _fetch(vllm: str, folder: Path) -> Path:
     return folder / "vllm"
 
 
-def main() -> int:
+def unlisted(index: str) -> list[str]:
+    """The final releases that pip's words on an index name, newer than the table's first and not in it; oldest first."""
+    listed = [Version(r.vllm) for r in load_matrix()]
+    found = re.search(r"^Available versions: (.*)$", index, re.MULTILINE)
+    if not found:
+        raise SystemExit(f"pip does not name the versions of vllm:\n{index}")
+    there = {Version(text) for text in found[1].split(", ")}
+    return [str(v) for v in sorted(there) if v > listed[0] and v not in listed and not v.is_prerelease]
+
+
+def _index() -> str:
+    command = [sys.executable, "-m", "pip", "index", "versions", "vllm"]
+    return subprocess.run(command, check=True, text=True, stdout=subprocess.PIPE).stdout
+
+
+def main(argv: Sequence[str] | None = None) -> int:
     """Record releases, or report on recorded ones; returns 3 where one has no adapter."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("releases", nargs="+")
+    parser.add_argument("releases", nargs="*")
     parser.add_argument("--report", action="store_true", help="from what is recorded; nothing is fetched")
-    options = parser.parse_args()
+    parser.add_argument("--unlisted", action="store_true", help="releases of the index that the table does not list")
+    parser.add_argument("--to", type=Path, metavar="DIR", help="write each report to DIR/RELEASE.txt too")
+    options = parser.parse_args(argv)
+    releases = [*options.releases, *(unlisted(_index()) if options.unlisted else [])]
+    if options.unlisted and not releases:
+        print(f"the table lists every release of the index up to {load_matrix()[-1].vllm}")
+    elif not releases:
+        parser.error("name releases, or --unlisted")
     unserved = False
-    for vllm in options.releases:
+    for vllm in releases:
         with tempfile.TemporaryDirectory(prefix="vllm-surface-") as folder:
             package = None if options.report else _fetch(vllm, Path(folder))
             new = load(vllm) if package is None else record(vllm, package)
             older = [v for v in recorded() if Version(v) < Version(vllm)]
-            print(report(load(older[-1]) if older else None, new, package), flush=True)
+            words = report(load(older[-1]) if older else None, new, package)
+            print(words, flush=True)
+            if options.to:
+                options.to.mkdir(parents=True, exist_ok=True)
+                (options.to / f"{vllm}.txt").write_text(words + "\n", encoding="utf-8")
             unserved |= not all(choose(new).chosen.values())
             if package is not None:
                 text = json.dumps({"vllm": vllm, "symbols": new.symbols}, indent=1, sort_keys=True)

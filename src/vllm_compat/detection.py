@@ -12,7 +12,7 @@ from packaging.version import Version
 from vllm_compat._adapters.registry import Adapter, choose
 from vllm_compat._detect.capabilities import capabilities
 from vllm_compat._detect.installed import Installed, find_installed
-from vllm_compat._detect.matrix import Release, find_release, proven_releases
+from vllm_compat._detect.matrix import Release, find_release, place, proven_releases
 from vllm_compat._detect.surface import Surface
 from vllm_compat.errors import UnsupportedVllmError, VllmNotFoundError
 
@@ -68,9 +68,10 @@ class Detection:
             return "no vLLM is installed"
         if not self.supported:
             return f"probes fail: {', '.join(self.adapter.missing) if self.adapter else ''}"
-        if self.release is None:
-            return "never tried: the probes pass"
-        return self.release.standing
+        where = place(self.version) if self.version else None
+        if where is None or not where.exact:
+            return "never tried: the probes pass" + (f"; {where.standing}" if where else "")
+        return where.standing
 
     def require_adapter(self) -> Adapter:
         """The adapter.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,8 +28,8 @@ os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 if not ON_GPU:
     # One core for each rank; by default each of two ranks wants a NUMA node of its own, and one rank takes one core.
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "0|1")
-if shutil.which("g++") is None:
-    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # vLLM compiles a helper of tensor parallel even when eager
+if not ON_GPU:
+    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # else vLLM compiles a helper of tensor parallel even when eager
 if "mla" in FAULTS:
     os.environ["VLLM_MLA_DISABLE"] = "1"
 
@@ -38,6 +37,17 @@ if ON_GPU:
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # the tests touch CUDA, after which no fork works
 # GPU kernels use TF32, far from 1e-5; neighbouring layers of these models are 0.3 apart, so a wrong one still shows.
 FLOAT32_ERROR = 2e-2 if ON_GPU else 1e-5
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_process_for_each_architecture() -> Iterator[None]:
+    """vLLM looks at each model class in a process of its own, which imports all of vLLM again: a third of the suite."""
+    from vllm.model_executor.models import registry
+
+    with pytest.MonkeyPatch.context() as patch:
+        if not ON_GPU:
+            patch.setattr(registry, "_run_in_subprocess", lambda look: look(), raising=False)
+        yield
 
 
 def skip_if_faulty(*faults: str) -> None:
@@ -78,6 +88,10 @@ def open_engine(model: Callable[[str], Path]) -> Iterator[Callable[..., Any]]:
             defaults["tensor_parallel_size"] = RANKS
             if not ON_GPU:
                 del defaults["gpu_memory_utilization"]
+            if "worker-process" in FAULTS and RANKS == 1:
+                from vllm.v1.executor.uniproc_executor import UniProcExecutor
+
+                defaults["distributed_executor_backend"] = UniProcExecutor
             now.update(key=key, engine=vllm_compat.open_engine(str(model(name)), **{**defaults, **options}))
         return now["engine"]
 

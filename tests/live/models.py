@@ -178,6 +178,57 @@ def kimi_k25(folder: Path) -> Path:
     return path
 
 
+def kimi_int4(folder: Path) -> Path:
+    """The text part of Kimi-K2.5 in its true shape but for the experts, 48 in place of 384: no weights, just a config.
+
+    61 layers of hidden size 7168, MLA, experts INT4 in groups of 32 as its checkpoint has them; 123 GiB.
+    """
+    weights = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32, "dynamic": False}
+    config = {
+        **_deepseek_config(),
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "model_type": "deepseek_v3",
+        "hidden_size": 7168,
+        "num_hidden_layers": 61,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 64,
+        "intermediate_size": 18432,
+        "moe_intermediate_size": 2048,
+        "n_routed_experts": 48,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 2.827,
+        "moe_layer_freq": 1,
+        "q_lora_rank": 1536,
+        "qk_nope_head_dim": 128,
+        "v_head_dim": 128,
+        "vocab_size": 163840,
+        "max_position_embeddings": 8192,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 50000.0,
+        "torch_dtype": "bfloat16",
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+        "quantization_config": {
+            "quant_method": "compressed-tensors",
+            "format": "pack-quantized",
+            "quantization_status": "compressed",
+            "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+            "ignore": [
+                "lm_head",
+                "re:.*self_attn.*",
+                "re:.*shared_experts.*",
+                "re:.*mlp\\.(gate|up|gate_up|down)_proj.*",
+            ],
+        },
+    }
+    path = folder / "kimi-int4"
+    path.mkdir(exist_ok=True)
+    (path / "config.json").write_text(json.dumps(config))
+    return path
+
+
 def _tokenizer(path: Path) -> None:
     """A tokenizer of bytes: multimodal wrappers want one even for text that comes as token ids."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers

@@ -10,25 +10,37 @@ import torch
 from conftest import FLOAT32_ERROR, ON_GPU, prompt, run, skip_if_faulty
 
 LAYERS = [5, 0, "norm"]
+PROMPTS = {f"t{n}": prompt(length, seed=n) for n, length in enumerate((1, 90, 7, 200, 33))}
 
 
 @pytest.fixture(scope="module")
-def engine(open_engine):
+def one_rank(open_engine):
+    """The states of one rank, whose engine is closed before two are opened."""
     skip_if_faulty("tensor-parallel")
     ranks = torch.cuda.device_count() if ON_GPU else os.cpu_count() or 1
     if ranks < 2:
         pytest.skip("two ranks want two GPUs, or two cores")
+    return run(open_engine("llama", layer_ids=LAYERS, tensor_parallel_size=1, max_num_batched_tokens=64), PROMPTS)
+
+
+@pytest.fixture(scope="module")
+def engine(one_rank, open_engine):
     return open_engine(
         "llama", layer_ids=LAYERS, tensor_parallel_size=2, max_num_batched_tokens=64, distributed_executor_backend="mp"
     )
 
 
+def test_two_ranks_give_the_states_of_one(engine, one_rank):
+    for request_id, captured in run(engine, PROMPTS).items():
+        for layer in LAYERS:
+            assert oracle.error(captured[layer], one_rank[request_id][layer].float()) < FLOAT32_ERROR
+
+
 def test_states_are_whole_and_hf_float32(engine, model):
-    prompts = {f"t{n}": prompt(length, seed=n) for n, length in enumerate((1, 90, 7, 200, 33))}
-    for request_id, captured in run(engine, prompts, max_tokens=3, ignore_eos=True).items():
+    for request_id, captured in run(engine, PROMPTS, max_tokens=3, ignore_eos=True).items():
         reference = oracle.states(model("llama"), captured.token_ids)
         for layer in LAYERS:
-            assert captured[layer].shape == (len(prompts[request_id]) + 2, 128)
+            assert captured[layer].shape == (len(PROMPTS[request_id]) + 2, 128)
             assert oracle.error(captured[layer], reference[layer]) < FLOAT32_ERROR
 
 

@@ -43,8 +43,16 @@ def test_a_vllm_that_fits(tmp_path: Path) -> None:
         ("0.11.0.post2", "0.11.0 is proven live on cpu (2026-01-02)"),
         ("0.32.0+cpu", "0.32.0 is proven live on cpu (2026-01-02), gpu (2026-02-03)"),
         ("0.12.0", "0.12.0 is known, and not yet proven live"),
-        ("0.13.0", "never tried: the probes pass"),
-        ("0.32.0rc1", "never tried: the probes pass"),
+        (
+            "0.13.0",
+            "never tried: the probes pass; 0.13.0 is a build after 0.12.0; 0.12.0 is known, and not yet proven live",
+        ),
+        (
+            "0.32.0rc1",
+            "never tried: the probes pass; 0.32.0rc1 is a build before 0.32.0; "
+            "0.32.0 is proven live on cpu (2026-01-02), gpu (2026-02-03)",
+        ),
+        ("0.34.0", "never tried: the probes pass; 0.34.0 is newer than 0.32.0, the newest release in the table"),
         ("dev", "never tried: the probes pass"),
     ],
 )

@@ -38,7 +38,7 @@ def test_a_recorded_release_is_served_in_every_variation(vllm: str) -> None:
 
 def test_the_second_phase_of_a_step_came_with_0_11_1() -> None:
     phases = {v: choose(drift.load(v)).chosen["step"][0] for v in RECORDED}
-    assert [v for v in RECORDED if phases[v] == "one-phase"] == ["0.10.1.1", "0.10.2", "0.11.0"]
+    assert [v for v in RECORDED if phases[v] == "one-phase"] == ["0.10.1", "0.10.1.1", "0.10.2", "0.11.0"]
 
 
 def test_every_release_of_the_table_is_recorded_and_every_need_is_in_every_record() -> None:
@@ -84,3 +84,17 @@ def test_nothing_moved_is_said_so() -> None:
 
 def test_records_are_in_order_of_their_versions() -> None:
     assert sorted(RECORDED, key=Version) == RECORDED
+
+
+def test_an_index_is_watched_for_what_the_table_lacks() -> None:
+    rows = [r.vllm for r in load_matrix()]
+    words = f"vllm (99.1)\nAvailable versions: 99.1, 99.0rc1, {', '.join(reversed(rows))}, 0.9.2, 0.1.0\n"
+    assert drift.unlisted(words) == ["99.1"]
+    assert drift.unlisted(words.replace(f" {rows[-2]},", "")) == ["99.1"]
+    with pytest.raises(SystemExit, match="does not name"):
+        drift.unlisted("ERROR: no network")
+
+
+def test_a_report_is_written_where_it_is_wanted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert drift.main(["--report", "0.16.0", "--to", str(tmp_path)]) == 0
+    assert (tmp_path / "0.16.0.txt").read_text() == capsys.readouterr().out
