@@ -19,9 +19,11 @@ nox.options.sessions = ["lint", "types", "tests"]
 ROOT = Path(__file__).parent
 sys.path.insert(0, str(ROOT / "src"))
 from vllm_compat._detect.matrix import Release, load_matrix  # noqa: E402
+from vllm_compat._detect.speculators import load_speculators  # noqa: E402
 
 GROUPS = nox.project.load_toml("pyproject.toml")
 RELEASES = {r.vllm: r for r in load_matrix() if r.cpu_wheel}
+SPECULATORS = {r.version: r for r in load_speculators()}
 DEFAULT = "0.16.0"
 # A CPU needs none of these, and their builds are pinned to indexes that not every machine reaches.
 DEBIAN_PACKAGES = {"libtcmalloc_minimal.so.4": "libtcmalloc-minimal4"}
@@ -150,6 +152,7 @@ def live(session: nox.Session, release: str) -> None:
         if report and arguments:
             (report / f"{release}.partial").touch()
         if not (report or arguments):
+            _install_group(session, "torch")
             session.run("pytest", "tests/unit")  # some of them need a torch, and were skipped without
         env = _environment(session, RELEASES[release])
         session.run("pytest", *(arguments or ["tests/live"]), *written, env=env)
@@ -163,7 +166,38 @@ def matrix(session: nox.Session) -> None:
     """The live suite on many releases, and a table at the end: nox -s matrix -- --oldest --newest (or --help)."""
     _install_group(session, "matrix")
     session.install("-e", ".")
-    session.run("python", "matrix/run.py", *session.posargs)
+    session.run("python", "-m", "matrix.run", *session.posargs)
+
+
+@nox.session
+@nox.parametrize("python,release", [nox.param(_python(r.python), name, id=name) for name, r in SPECULATORS.items()])
+def formats(session: nox.Session, release: str) -> None:
+    """Our formats, read by a release of speculators itself: [--keep] its environment; the rest is pytest's."""
+    row = SPECULATORS[release]
+    arguments = [a for a in session.posargs if a != "--keep"] or ["tests/formats"]
+    overrides = Path(session.create_tmp()) / "overrides.txt"
+    overrides.write_text("\n".join(f"{n}; sys_platform == 'never'" for n in (*NOT_ON_A_CPU, *row.without)))
+    wanted = ("--override", str(overrides), f"speculators=={row.version}", *row.needs)
+    try:
+        try:
+            session.install("--torch-backend", "cpu", *wanted, silent=True)
+        except CommandFailed:
+            session.log("PyTorch's CPU build cannot be had here; PyPI's CUDA build reads files just as well")
+            session.install(*wanted)
+        _install_group(session, "formats")
+        session.install(".[extract]")
+        session.run("pytest", *arguments)
+    finally:
+        if "--keep" not in session.posargs:
+            shutil.rmtree(session.virtualenv.location, ignore_errors=True)
+
+
+@nox.session
+def crash(session: nox.Session) -> None:
+    """An extraction killed a thousand times at random moments, and resumed each time."""
+    _install_group(session, "test")
+    session.install("-e", ".")
+    session.run("pytest", "tests/unit/extract/test_extract_crash.py", env={"VLLM_COMPAT_KILLS": "1000"})
 
 
 @nox.session
@@ -175,10 +209,12 @@ def surface(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Ruff: rules and format."""
+    """Ruff: rules and format; and the workflow files by their schema."""
     _install_group(session, "lint")
     session.run("ruff", "check", *session.posargs)
     session.run("ruff", "format", "--check")
+    workflows = sorted(map(str, Path(".github/workflows").glob("*.yml")))
+    session.run("check-jsonschema", "--builtin-schema", "vendor.github-workflows", *workflows)
 
 
 @nox.session

@@ -2,7 +2,7 @@
 
     python matrix/drift.py 0.33.0 [...]     # fetch the official wheel, record it, report the drift
     python matrix/drift.py --report 0.33.0  # the same report from what is recorded
-    python matrix/drift.py --unlisted       # the same for every release of the index that matrix/vllm.toml does not list
+    python matrix/drift.py --unlisted       # the same for each release of the index that the table does not list
 
 A record, `matrix/surface/X.Y.Z.json`, has for each symbol its parameters and the required ones, or null where the
 release does not have it. The tests judge every adapter by the records, so they need no vLLM and no network.
@@ -153,7 +153,7 @@ def _fetch(vllm: str, folder: Path) -> Path:
 
 
 def unlisted(index: str) -> list[str]:
-    """The final releases that pip's words on an index name, newer than the table's first and not in it; oldest first."""
+    """The final releases in pip's words on an index, newer than the table's first and not in it; oldest first."""
     listed = [Version(r.vllm) for r in load_matrix()]
     found = re.search(r"^Available versions: (.*)$", index, re.MULTILINE)
     if not found:

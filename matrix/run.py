@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
 
-from results import Result, as_json, as_markdown, read_result, record
+from matrix.results import Result, as_json, as_markdown, read_result, record
 
 from vllm_compat._detect.matrix import Release, load_matrix
 
@@ -64,7 +64,7 @@ def choose(rows: Sequence[Release], options: argparse.Namespace) -> list[Release
     wanted = {*options.release}
     wanted |= {rows[0].vllm} if options.oldest else set()
     wanted |= {rows[-1].vllm} if options.newest else set()
-    others = [r.vllm for r in rows if r.vllm not in wanted]
+    others = [r.vllm for r in rows if r.vllm not in wanted and "cpu" in r.proven]  # what never passed says nothing new
     wanted |= set(random.Random(options.seed).sample(others, min(options.random, len(others))))
     return [r for r in rows if options.all or r.vllm in wanted]
 
@@ -125,7 +125,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--all", action="store_true", help="every release that has a CPU build")
     parser.add_argument("--oldest", action="store_true", help="the oldest of them")
     parser.add_argument("--newest", action="store_true", help="the newest of them")
-    parser.add_argument("--random", type=int, default=0, metavar="N", help="N others by chance")
+    parser.add_argument(
+        "--random", type=int, default=0, metavar="N", help="N others by chance, of those that passed before"
+    )
     parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="of that chance")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="releases at once: one to a core, 5 GiB each")
     parser.add_argument("--keep", action="store_true", help="keep the environments (2 to 8 GB each)")

@@ -83,12 +83,17 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def get_captured_states(self) -> list[CapturedStates]:
+    def get_captured_states(self, *, wait: bool = True) -> list[CapturedStates]:
         """The states of every request that finished since the last call, in the order the requests were made.
 
         States are there as soon as a step has reported the request in ``StepResult.finished``. A request that was
         aborted, or that vLLM itself failed, is left out. Each row has been checked against the token that was
         forwarded for it.
+
+        Args:
+            wait: for states that have not reached the host yet. False leaves them to a later call, so that the device
+                need not stand still: they are copied beside its work, and ready at the latest when the next step has
+                run. Their request ids stay in use until then. A caller's last call waits: after it comes no step.
 
         Raises:
             CaptureError: rows are missing or are not the request's own; the engine is closed.
@@ -185,6 +190,6 @@ def run_step(engine: Engine) -> StepResult:
     return engine.run_step()
 
 
-def get_captured_states(engine: Engine) -> list[CapturedStates]:
-    """``engine.get_captured_states()``."""
-    return engine.get_captured_states()
+def get_captured_states(engine: Engine, *, wait: bool = True) -> list[CapturedStates]:
+    """``engine.get_captured_states(wait=wait)``."""
+    return engine.get_captured_states(wait=wait)

@@ -1,7 +1,8 @@
 """Every error of the package: what was found, what was wanted, what to do next.
 
 Each class has an exit code, which the command line returns:
-2 usage, 3 unsupported vLLM, 4 bad input, 5 integrity of captured states, 1 anything else of ours.
+2 usage, 3 unsupported vLLM, 4 bad input, 5 integrity of captured states, 74 storage, 75 stopped early and resumable by
+the same command, 1 anything else of ours.
 """
 
 from __future__ import annotations
@@ -15,10 +16,15 @@ __all__ = [
     "EngineClosedError",
     "InputError",
     "InputProblem",
+    "JournalError",
+    "NonFiniteError",
     "PendingStepError",
     "RequestError",
+    "RunMismatchError",
     "StalledStepError",
     "StepError",
+    "StoppedError",
+    "StorageError",
     "TokenMismatchError",
     "UnsupportedModelError",
     "UnsupportedVllmError",
@@ -52,6 +58,18 @@ class UsageError(VllmCompatError, ValueError):
 
 class AttachError(UsageError):
     """An engine of the caller's that cannot be driven or captured as it was built."""
+
+
+class RunMismatchError(UsageError):
+    """The output folder holds a run of other settings; nothing of it was touched.
+
+    Attributes:
+        fields: the settings that differ.
+    """
+
+    def __init__(self, message: str, *, fields: Sequence[str]) -> None:
+        super().__init__(message)
+        self.fields = tuple(fields)
 
 
 class UnsupportedVllmError(VllmCompatError):
@@ -142,9 +160,13 @@ class EngineClosedError(VllmCompatError):
 class StepError(VllmCompatError):
     """A step failed inside vLLM; the engine is closed, the cause is chained."""
 
+    exit_code = 75
+
 
 class PendingStepError(StepError):
     """execute_model() ran without the sample_tokens() that this vLLM wants after it."""
+
+    exit_code = 1
 
     def __init__(self) -> None:
         super().__init__(
@@ -162,6 +184,8 @@ class StalledStepError(StepError):
         request_ids: the requests that wait.
     """
 
+    exit_code = 1
+
     def __init__(self, request_ids: Sequence[str], why: str) -> None:
         super().__init__(
             f"{len(request_ids)} request(s) wait and none can be scheduled (first: {', '.join(request_ids[:3])}): {why}"
@@ -173,6 +197,10 @@ class CaptureError(VllmCompatError):
     """Captured states that cannot be vouched for: rows missing, of the wrong number, or of an unknown owner."""
 
     exit_code = 5
+
+
+class NonFiniteError(CaptureError):
+    """A state with a NaN or an infinity, also where it only is not finite in the dtype that is saved."""
 
 
 class TokenMismatchError(CaptureError):
@@ -191,3 +219,49 @@ class TokenMismatchError(CaptureError):
         )
         self.request_id = request_id
         self.position = position
+
+
+class JournalError(VllmCompatError):
+    """A journal, or the run's record, that was changed after it was written.
+
+    Attributes:
+        path: the file.
+        line: the line, from 1; 0 for the file as a whole.
+    """
+
+    exit_code = 5
+
+    def __init__(self, message: str, *, path: str, line: int = 0) -> None:
+        super().__init__(message)
+        self.path = path
+        self.line = line
+
+
+class StorageError(VllmCompatError):
+    """The file system refused: full, over quota, or failing. What is done stays done; the same command goes on.
+
+    Attributes:
+        path: what could not be written or read.
+        errno: the system's number for it; None when it gave none.
+    """
+
+    exit_code = 74
+
+    def __init__(self, message: str, *, path: str, errno: int | None) -> None:
+        super().__init__(message)
+        self.path = path
+        self.errno = errno
+
+
+class StoppedError(VllmCompatError):
+    """A run ended early because it was asked to; the same command goes on.
+
+    Attributes:
+        reason: what asked, as ``"SIGTERM"``.
+    """
+
+    exit_code = 75
+
+    def __init__(self, message: str, *, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason

@@ -1,8 +1,9 @@
 """A fake engine with the real one's interface and no torch, for the tests of code that drives an ``Engine``.
 
 It schedules like vLLM does where a caller can tell: a token budget that cuts prompts into pieces, finished requests
-reported in an order of their own, states that come only after the end. Every row of its states follows from the layer
-id and the tokens up to that row alone, so a test can say what any row must be: see ``fake_row``.
+reported in an order of their own, states that come only after the end, and without waiting a step later still. Every
+row of its states follows from the layer id and the tokens up to that row alone, so a test can say what any row must be:
+see ``fake_row``.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ class FakeRequest:
     num_computed_tokens: int = 0
     output_token_ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None
+    finished_at: int = 0
 
     @property
     def all_token_ids(self) -> tuple[int, ...]:
@@ -145,12 +147,14 @@ class FakeEngine(Engine):
             if token := self._forward(self._requests[request_id], count):
                 sampled[request_id] = token
         finished = {i: r.finish_reason for i in sampled if (r := self._requests[i]).finish_reason}
+        for request_id in finished:
+            self._requests[request_id].finished_at = self._steps
         self._queue = [r for r in self._queue if r.finish_reason is None]
         return StepResult(scheduled, sampled, finished)
 
-    def get_captured_states(self) -> list[CapturedStates]:
+    def get_captured_states(self, *, wait: bool = True) -> list[CapturedStates]:
         self._require_open()
-        finished = [r for r in self._requests.values() if r.finish_reason]
+        finished = [r for r in self._requests.values() if r.finish_reason and (wait or r.finished_at < self._steps)]
         for request in finished:
             del self._requests[request.request_id]
         return [self._states(r) for r in finished]

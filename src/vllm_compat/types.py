@@ -55,7 +55,9 @@ class CapturedStates:
         num_prompt_tokens: how many of them are the prompt.
         output_token_ids: every sampled token, the last one included.
         layer_ids: what was captured, in the order it was asked for.
-        hidden_states: for each layer id a tensor [len(token_ids), hidden_size] on the CPU, in the model's own dtype.
+        hidden_states: for each layer id a tensor [len(token_ids), hidden_size] on the CPU, in the model's own dtype; as
+            a rule a column of one tensor [tokens, layers, hidden_size], so its rows are not side by side, and a clone
+            keeps it without the others.
         finish_reason: why the request ended, as in ``StepResult.finished``.
     """
 

@@ -37,6 +37,8 @@ if ON_GPU:
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # the tests touch CUDA, after which no fork works
 # GPU kernels use TF32, far from 1e-5; neighbouring layers of these models are 0.3 apart, so a wrong one still shows.
 FLOAT32_ERROR = 2e-2 if ON_GPU else 1e-5
+# How many times as far from float32 as HF's own bfloat16.
+BFLOAT16_NOISE = 4 if "bfloat16-noise" in FAULTS else 2
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -45,8 +47,7 @@ def _no_process_for_each_architecture() -> Iterator[None]:
     from vllm.model_executor.models import registry
 
     with pytest.MonkeyPatch.context() as patch:
-        if not ON_GPU:
-            patch.setattr(registry, "_run_in_subprocess", lambda look: look(), raising=False)
+        patch.setattr(registry, "_run_in_subprocess", lambda look: look(), raising=False)
         yield
 
 
@@ -97,8 +98,9 @@ def open_engine(model: Callable[[str], Path]) -> Iterator[Callable[..., Any]]:
 
     def close() -> None:
         if now:
-            now.pop("engine").close()
+            engine = now.pop("engine")
             now.clear()
+            engine.close()
 
     yield open_or_reuse
     close()

@@ -8,6 +8,8 @@ import oracle
 import pytest
 from conftest import FLOAT32_ERROR, prompt, run
 
+from vllm_compat._stacked import stacked
+
 LAYERS = [5, 0, 3]
 
 
@@ -80,11 +82,35 @@ def test_captured_order_is_that_of_making(engine):
     assert engine.get_captured_states() == []
 
 
+def test_without_waiting_each_request_s_states_come_once_and_are_the_same(engine):
+    """On a device they come a step later; their rows are taken out of the last pass while the next one runs."""
+    prompts = {f"w{n}": prompt(length, seed=n) for n, length in enumerate((100, 3, 64, 1, 65, 40, 130))}
+    waited = run(engine, prompts, max_tokens=3, ignore_eos=True)
+    waiting, captured = list(prompts.items()), {}
+    while waiting or engine.has_unfinished:
+        for request_id, token_ids in [waiting.pop(0) for _ in range(min(2, len(waiting)))]:
+            engine.make_request(token_ids, request_id=request_id, max_tokens=3, ignore_eos=True)
+        engine.run_step()
+        for states in engine.get_captured_states(wait=False):
+            assert states.request_id not in captured
+            captured[states.request_id] = states
+    for states in engine.get_captured_states():
+        assert states.request_id not in captured
+        captured[states.request_id] = states
+    assert captured.keys() == prompts.keys()
+    for request_id, states in captured.items():
+        assert states.token_ids == waited[request_id].token_ids
+        for one, other in zip(states.hidden_states, waited[request_id].hidden_states, strict=True):
+            assert oracle.error(one, other.float()) < FLOAT32_ERROR
+
+
 def test_states_are_ordinary_tensors(engine):
     """A trainer must be able to use them: on the CPU, no inference tensors, no view of a whole batch."""
     captured = run(engine, {"a": prompt(3, seed=0), "b": prompt(300, seed=0)})
+    whole = stacked(captured["a"].hidden_states)
+    assert whole.shape == (3, len(LAYERS), 128)
+    assert whole.untyped_storage().nbytes() == whole.numel() * whole.element_size()
     for tensor in captured["a"].hidden_states:
         assert tensor.device.type == "cpu"
         assert not tensor.is_inference()
-        assert tensor.untyped_storage().nbytes() == 3 * 128 * 4
         (tensor.clone().requires_grad_() * 2).sum().backward()

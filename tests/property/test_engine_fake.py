@@ -43,6 +43,7 @@ LAYER_IDS: st.SearchStrategy[list[LayerId]] = st.lists(
     max_num_seqs=st.integers(1, 64),
     made_per_step=st.integers(1, 64),
     collect_every=st.integers(1, 5),
+    wait=st.booleans(),
     aborted=st.sets(st.integers(0, 63), max_size=3),
 )
 @settings(max_examples=60, deadline=None)
@@ -53,6 +54,7 @@ def test_each_request_gets_its_own_states_once_in_the_order_it_was_made(
     max_num_seqs: int,
     made_per_step: int,
     collect_every: int,
+    wait: bool,
     aborted: set[int],
 ) -> None:
     engine = FakeEngine(
@@ -66,8 +68,8 @@ def test_each_request_gets_its_own_states_once_in_the_order_it_was_made(
     gone: set[int] = set()
     to_make, steps = list(enumerate(asked)), 0
 
-    def collect() -> None:
-        batch = engine.get_captured_states()
+    def collect(wait: bool) -> None:
+        batch = engine.get_captured_states(wait=wait)
         numbers = [int(s.request_id) for s in batch]
         assert numbers == sorted(numbers)
         collected.extend(batch)
@@ -90,8 +92,8 @@ def test_each_request_gets_its_own_states_once_in_the_order_it_was_made(
             engine.abort(str(n))
             gone.add(n)
         if steps % collect_every == 0:
-            collect()
-    collect()
+            collect(wait)
+    collect(wait=True)
 
     assert sorted(int(s.request_id) for s in collected) == sorted(set(range(len(asked))) - gone) == sorted(finished)
     for states in collected:

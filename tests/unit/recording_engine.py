@@ -126,6 +126,7 @@ class Executor:
         self.calls: list[str] = []
         self.collected: list[tuple[list[str], list[str]]] = []
         self.forwarded: dict[str, list[int]] = {}
+        self.late: set[str] = set()
         self.failure: BaseException | None = None
 
     def execute_model(self, scheduler_output: Any) -> Any:
@@ -135,7 +136,10 @@ class Executor:
         for request_id, tokens in scheduler_output.tokens.items():
             before = self.forwarded.get(request_id, [])[: scheduler_output.starts[request_id]]  # one made anew replaces
             self.forwarded[request_id] = before + tokens
-        return None if scheduler_output.tokens else "nothing to sample"
+        if not scheduler_output.tokens:
+            return "nothing to sample"
+        self.late = set(scheduler_output.tokens)  # their rows are ready once the next pass has run
+        return None
 
     def sample_tokens(self, grammar_output: Any) -> Any:
         self.calls.append("sample_tokens")
@@ -145,11 +149,13 @@ class Executor:
         self.calls.append(method)
         if method != "vllm_compat_collect":
             return [None, None]
-        finished, dropped = args
+        finished, dropped, wait = args
         self.collected.append((finished, dropped))
         for request_id in dropped:
             self.forwarded.pop(request_id, None)
-        return [(None, {i: self._states(self.forwarded.pop(i)) for i in finished if i in self.forwarded}), None]
+        late = set() if wait else self.late
+        found = [i for i in finished if i in self.forwarded]
+        return [(None, {i: None if i in late else self._states(self.forwarded.pop(i)) for i in found}), None]
 
     def _states(self, ids: list[int]) -> Any:
         return np.array(ids), [

@@ -146,6 +146,45 @@ def test_states_come_once_in_the_order_the_requests_were_made(make: Make) -> Non
     assert [s.request_id for s in engine.get_captured_states()] == ["c", "a", "d", "b"]
 
 
+def test_without_waiting_states_come_when_the_next_step_has_run(make: Make) -> None:
+    engine = make()
+    for request_id, max_tokens in [("c", 2), ("a", 1), ("b", 2), ("d", 3)]:
+        engine.make_request([1, 2, max_tokens], request_id=request_id, max_tokens=max_tokens, ignore_eos=True)
+    came = []
+    while engine.has_unfinished:
+        engine.run_step()
+        came.append([s.request_id for s in engine.get_captured_states(wait=False)])
+        assert engine.get_captured_states(wait=False) == []
+    assert came == [[], ["a"], ["c", "b"]]
+    with pytest.raises(RequestError, match="the id is in use"):
+        engine.make_request([1], request_id="d")
+    engine.run_step()  # an idle one changes nothing
+    assert vllm_compat.get_captured_states(engine, wait=False) == []
+    (states,) = vllm_compat.get_captured_states(engine)
+    assert states.request_id == "d"
+    assert states[0].tolist() == [fake_row(0, states.token_ids[: n + 1], HIDDEN_SIZE) for n in range(5)]
+    assert engine.get_captured_states() == []
+
+
+def test_states_that_were_not_ready_come_in_the_order_the_requests_were_made(make: Make) -> None:
+    engine = make()
+    for request_id, max_tokens in [("b", 2), ("a", 1)]:
+        engine.make_request([1, 2], request_id=request_id, max_tokens=max_tokens, ignore_eos=True)
+    engine.run_step()
+    assert engine.get_captured_states(wait=False) == []
+    engine.run_step()
+    assert [s.request_id for s in engine.get_captured_states()] == ["b", "a"]
+
+
+def test_aborting_what_has_finished_and_is_not_ready_changes_nothing(make: Make) -> None:
+    engine = make()
+    engine.make_request([1, 2], request_id="a", ignore_eos=True)
+    engine.run_step()
+    assert engine.get_captured_states(wait=False) == []
+    engine.abort("a")
+    assert [s.request_id for s in engine.get_captured_states()] == ["a"]
+
+
 def test_a_prompt_longer_than_the_budget_is_forwarded_in_pieces(make: Make) -> None:
     engine = make(budget=4)
     prompt = list(range(1, 11))
@@ -293,6 +332,7 @@ CALLS: list[Callable[[Engine], object]] = [
     lambda engine: engine.make_request([1]),
     lambda engine: engine.run_step(),
     lambda engine: engine.get_captured_states(),
+    lambda engine: engine.get_captured_states(wait=False),
     lambda engine: engine.abort("a"),
 ]
 

@@ -29,11 +29,13 @@ def test_every_error_is_exported_by_the_package() -> None:
 @pytest.mark.parametrize(
     ("exit_code", "names"),
     [
-        (1, {"VllmCompatError", "EngineClosedError", "StepError", "PendingStepError", "StalledStepError"}),
-        (2, {"UsageError", "AttachError"}),
+        (1, {"VllmCompatError", "EngineClosedError", "PendingStepError", "StalledStepError"}),
+        (2, {"UsageError", "AttachError", "RunMismatchError"}),
         (3, {"UnsupportedVllmError", "UnsupportedModelError", "VllmNotFoundError"}),
         (4, {"RequestError", "InputError"}),
-        (5, {"CaptureError", "TokenMismatchError"}),
+        (5, {"CaptureError", "TokenMismatchError", "NonFiniteError", "JournalError"}),
+        (74, {"StorageError"}),
+        (75, {"StepError", "StoppedError"}),
     ],
 )
 def test_the_exit_code_of_each_error(exit_code: int, names: set[str]) -> None:

@@ -93,3 +93,17 @@ def test_it_fails_in_the_step_it_was_told_to(number: int) -> None:
     assert engine.closed
     with pytest.raises(EngineClosedError):
         engine.get_captured_states()
+
+
+def test_without_waiting_no_states_come_in_the_step_that_ends_them() -> None:
+    """However often a caller asks: one that does not wait at the end loses them, and its tests shall notice."""
+    engine = FakeEngine()
+    engine.make_request([1], request_id="a")
+    engine.run_step()
+    for _ in range(3):
+        assert engine.get_captured_states(wait=False) == []
+        engine.run_step()
+    engine.make_request([1], request_id="b")
+    engine.run_step()
+    assert [s.request_id for s in engine.get_captured_states(wait=False)] == ["a"]
+    assert [s.request_id for s in engine.get_captured_states()] == ["b"]

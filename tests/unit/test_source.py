@@ -42,15 +42,25 @@ def heavy_imports(tree: ast.Module) -> Iterator[str]:
 
 
 def unsafe_calls(tree: ast.Module) -> Iterator[str]:
-    """Whatever runs code that it is given as data."""
+    """Whatever runs code that it is given as data. ``torch.load(..., weights_only=True)`` does not."""
+    harmless = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call) and _weights_only(node)]
     for node in ast.walk(tree):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module or ""]
             yield from (n for n in names if n.split(".")[0] in UNPICKLERS)
-        if isinstance(node, ast.Attribute) and node.attr == "load" and _name(node.value) in ("torch", "np", "numpy"):
+        loads = (
+            isinstance(node, ast.Attribute) and node.attr == "load" and _name(node.value) in ("torch", "np", "numpy")
+        )
+        if loads and node not in harmless:
             yield ast.unparse(node)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("eval", "exec"):
             yield ast.unparse(node)
+
+
+def _weights_only(call: ast.Call) -> bool:
+    given = {k.arg: k.value for k in call.keywords}
+    wanted = given.get("weights_only")
+    return ast.unparse(call.func) == "torch.load" and isinstance(wanted, ast.Constant) and wanted.value is True
 
 
 def _name(node: ast.AST) -> str:
@@ -103,6 +113,10 @@ def test_our_source_keeps_the_rule(rule: Rule, excepted: set[str]) -> None:
         (unsafe_calls, "def f():\n    from cloudpickle import loads"),
         (unsafe_calls, "torch.load(path)"),
         (unsafe_calls, "f = np.load"),
+        (unsafe_calls, "torch.load(path, weights_only=False)"),
+        (unsafe_calls, "torch.load(path, weights_only=safe)"),
+        (unsafe_calls, "np.load(path, weights_only=True)"),
+        (unsafe_calls, "f = torch.load\ntorch.load(path, weights_only=True)"),
         (unsafe_calls, "eval('1')"),
         (unsafe_calls, "exec(text)"),
     ],
@@ -118,6 +132,7 @@ def test_a_breach_of_the_rule_is_noticed(rule: Rule, text: str) -> None:
         (heavy_imports, "def f():\n    import torch\nif TYPE_CHECKING:\n    import torch\nfrom vllm_compat import x"),
         (heavy_imports, "from . import vllm\nfrom .vllm import x"),
         (unsafe_calls, "model.eval()\njson.load(f)\nload(x)"),
+        (unsafe_calls, "torch.load(path, mmap=True, weights_only=True)"),
     ],
 )
 def test_what_only_looks_like_a_breach_is_allowed(rule: Rule, text: str) -> None:

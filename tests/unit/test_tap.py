@@ -1,4 +1,7 @@
-"""The taps in a worker, on a small model and a runner that records: whose rows are whose, and what is refused."""
+"""The taps in a worker, on a small model and a runner that records: whose rows are whose, and what is refused.
+
+Each test runs three times: on the CPU as it is, and on a device whose copies are done as late as they may, or at once.
+"""
 
 from __future__ import annotations
 
@@ -9,89 +12,19 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.unit.slow_device import SlowDevice
 from tests.unit.vllm_tree import importing, write_vllm
 
 from vllm_compat import UnsupportedModelError
 from vllm_compat._adapters.step import PENDING
+from vllm_compat._capture.host import InPlace, SideStream
 from vllm_compat._capture.layers import find_decoder_layers
-from vllm_compat._capture.tap import Tap, _Rows
+from vllm_compat._capture.tap import Tap
 
 torch: Any = pytest.importorskip("torch")
 
 NUM_LAYERS, HIDDEN_SIZE = 3, 4
 EMBEDDING = "import torch\nclass VocabParallelEmbedding(torch.nn.Embedding): ...\n"
-
-
-# the rows of one request
-
-
-def piece(start: int, count: int, of: int = 0) -> tuple[int, Any, list[Any]]:
-    """Rows ``start`` to ``start + count`` of a request; ``of`` marks them."""
-    positions = torch.arange(start, start + count)
-    return start, positions + of, [positions[:, None] * 1.0 + of, positions[:, None] * 10.0 + of]
-
-
-def joined(rows: _Rows) -> list[list[float]]:
-    ids, states = rows.joined()
-    return [ids.tolist(), *(s[:, 0].tolist() for s in states)]
-
-
-def positions(*numbers: int) -> list[list[float]]:
-    return [list(numbers), [n * 1.0 for n in numbers], [n * 10.0 for n in numbers]]
-
-
-@pytest.mark.parametrize("counts", [[5], [2, 3], [1, 1, 1, 2], [4, 1]])
-def test_pieces_join_in_the_order_of_their_positions(counts: list[int]) -> None:
-    rows, start = _Rows(), 0
-    for count in counts:
-        assert rows.put(*piece(start, count))
-        start += count
-        assert len(rows) == start
-    assert joined(rows) == positions(0, 1, 2, 3, 4)
-
-
-@pytest.mark.parametrize("before", [0, 3])
-def test_a_gap_is_refused_and_changes_nothing(before: int) -> None:
-    rows = _Rows()
-    if before:
-        rows.put(*piece(0, before))
-    assert not rows.put(*piece(before + 1, 2))
-    assert len(rows) == before
-    assert rows.put(*piece(before, 2))
-    assert joined(rows) == positions(*range(before + 2))
-
-
-@pytest.mark.parametrize(
-    ("start", "count"),
-    [(0, 2), (0, 9), (1, 3), (2, 1), (3, 4), (4, 2), (5, 1), (6, 2)],
-    ids=lambda n: str(n),
-)
-def test_rows_forwarded_again_after_preemption_replace_the_old_from_there_on(start: int, count: int) -> None:
-    rows = _Rows()
-    for old in (piece(0, 2), piece(2, 3), piece(5, 1)):
-        rows.put(*old)
-    assert rows.put(*piece(start, count, of=100))
-    ids = [*range(start), *range(100 + start, 100 + start + count)]
-    found = joined(rows)
-    assert found[0] == ids
-    assert found[1] == [float(i) for i in ids]
-    assert len(rows) == len(ids) == start + count
-
-
-def test_rows_are_copies_and_ordinary_tensors() -> None:
-    rows = _Rows()
-    batch = torch.zeros(100, 2)
-    with torch.inference_mode():
-        computed = batch + 1
-        rows.put(0, torch.tensor([1, 2]), [computed[:2]])
-        rows.put(2, torch.tensor([3]), [computed[2:3]])
-        computed[:] = 9
-    for held in (rows._pieces[0][2][0], rows._pieces[1][2][0]):
-        assert held.untyped_storage().nbytes() == held.numel() * held.element_size()
-        assert not held.is_inference()
-    (states,) = rows.joined()[1]
-    assert states.tolist() == [[1, 1]] * 3
-    assert not states.is_inference()
 
 
 # a worker
@@ -155,8 +88,19 @@ class Runner:
         return "done"
 
 
+@pytest.fixture(params=["cpu", "late", "prompt"])
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> SlowDevice | None:
+    """The device that the taps believe to be on; None for the CPU."""
+    device = None if request.param == "cpu" else SlowDevice(prompt=request.param == "prompt")
+    monkeypatch.setattr(
+        "vllm_compat._capture.stack.host_copy",
+        lambda of: SideStream(device) if device else InPlace(),  # type: ignore[arg-type]
+    )
+    return device
+
+
 @pytest.fixture
-def runner(tmp_path: Path) -> Iterator[Runner]:
+def runner(device: SlowDevice | None, tmp_path: Path) -> Iterator[Runner]:
     path = "model_executor/layers/vocab_parallel_embedding.py"
     write_vllm(tmp_path, importable=True, add={path: EMBEDDING})
     with importing(tmp_path):
@@ -169,24 +113,41 @@ def tap(runner: Runner, *layer_ids: Any) -> Tap:
     return Tap(worker, layer_ids, "layer-hooks")
 
 
-def chosen(new: dict[str, list[int]], going: dict[str, tuple[int, list[int]]] | None = None) -> Any:
-    """A scheduler's output: request id -> tokens of new ones, -> (position, tokens) of those that go on."""
+def chosen(
+    new: dict[str, list[int]],
+    going: dict[str, tuple[int, list[int]]] | None = None,
+    prompts: dict[str, list[int]] | None = None,
+) -> Any:
+    """A scheduler's output: request id -> tokens of new ones, -> (position, tokens) of those that go on.
+
+    ``prompts``: the whole prompts of new ones that come in pieces.
+    """
     going = going or {}
     tokens = new | {i: t for i, (_, t) in going.items()}
     return SimpleNamespace(
         tokens=tokens,
         num_scheduled_tokens={i: len(t) for i, t in tokens.items()},
         total_num_scheduled_tokens=sum(map(len, tokens.values())),
-        scheduled_new_reqs=[SimpleNamespace(req_id=i, num_computed_tokens=0) for i in new],
+        scheduled_new_reqs=[
+            SimpleNamespace(req_id=i, num_computed_tokens=0, prompt_token_ids=(prompts or new).get(i)) for i in new
+        ],
         scheduled_cached_reqs=SimpleNamespace(req_ids=list(going), num_computed_tokens=[p for p, _ in going.values()]),
     )
 
 
-def collected(found: Tap, *finished: str) -> dict[str, list[list[int]]]:
-    """Request id -> token ids, then the first column of each layer."""
-    fault, rows = found.collect(finished, [])
+def layers(states: Any) -> Any:
+    """One tensor for each layer, whichever way they came."""
+    return states if isinstance(states, list) else states.unbind(1)
+
+
+def collected(found: Tap, *finished: str, wait: bool = True) -> dict[str, Any]:
+    """Request id -> token ids, then the first column of each layer; None where they are not ready."""
+    fault, rows = found.collect(finished, [], wait)
     assert fault is None
-    return {i: [ids.tolist(), *(s[:, 0].int().tolist() for s in states)] for i, (ids, states) in rows.items()}
+    return {
+        i: None if kept is None else [kept[0].tolist(), *(s[:, 0].int().tolist() for s in layers(kept[1]))]
+        for i, kept in rows.items()
+    }
 
 
 @pytest.mark.parametrize("by_keyword", [True, False])
@@ -221,7 +182,7 @@ def test_a_request_resumed_after_preemption_starts_over(runner: Runner) -> None:
 def test_rows_of_dropped_requests_are_forgotten(runner: Runner) -> None:
     found = tap(runner, 1)
     runner.execute_model(chosen({"a": [5], "b": [6]}))
-    found.collect([], ["a", "never seen"])
+    found.collect([], ["a", "never seen"], True)
     assert collected(found, "a", "b") == {"b": [[6], [8]]}
 
 
@@ -234,12 +195,157 @@ def test_steps_that_forward_nothing_of_a_request_s_leave_no_rows(runner: Runner)
     assert collected(found, "warm-up", "a") == {"a": [[5], [7]]}
 
 
-def test_states_reach_the_host_in_the_model_s_own_type(runner: Runner) -> None:
+def test_states_reach_the_host_stacked_in_the_model_s_own_type_and_in_memory_of_their_own(runner: Runner) -> None:
+    found = tap(runner, 1, "norm")
+    with torch.inference_mode():
+        runner.execute_model(chosen({"a": [5], "b": [1, 2, 3]}))
+        runner.execute_model(chosen({"c": [6]}))
+        (kept,) = found.collect(["a"], [], True)[1].values()
+    assert kept is not None
+    ids, states = kept
+    assert (states.dtype, states.shape, states.device.type) == (torch.float32, (1, 2, HIDDEN_SIZE), "cpu")
+    assert (ids.shape, states.is_contiguous()) == ((1,), True)
+    for tensor in (ids, states):
+        assert not tensor.is_inference()
+        assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+    assert states[0, :, 0].tolist() == [7, -8]
+
+
+def test_passes_of_any_size_follow_each_other(runner: Runner) -> None:
+    found = tap(runner, 0, 2)
+    sizes = [2, 7, 1, 7, 9, 3, 3, 8]
+    prompts = {str(n): list(range(10 * n, 10 * n + size)) for n, size in enumerate(sizes)}
+    for n in range(len(sizes)):
+        runner.execute_model(chosen({str(n): prompts[str(n)]}))
+    assert collected(found, *prompts) == {
+        i: [tokens, [t + 1 for t in tokens], [t + 3 for t in tokens]] for i, tokens in prompts.items()
+    }
+
+
+def test_a_prompt_in_pieces_and_its_answer(runner: Runner) -> None:
+    found = tap(runner, 1)
+    runner.execute_model(chosen({"a": [5, 6]}, prompts={"a": [5, 6, 7, 8]}))
+    runner.execute_model(chosen({"b": [1]}, {"a": (2, [7, 8])}))
+    for n in range(70):
+        runner.execute_model(chosen({}, {"a": (4 + n, [n])}))
+    tokens = [5, 6, 7, 8, *range(70)]
+    assert collected(found, "a", "b") == {"a": [tokens, [t + 2 for t in tokens]], "b": [[1], [3]]}
+
+
+def test_without_waiting_the_rows_of_the_last_pass_come_after_the_next(
+    runner: Runner, device: SlowDevice | None
+) -> None:
+    found = tap(runner, 1)
+    runner.execute_model(chosen({"a": [5], "b": [6]}))
+    if device is None:
+        assert collected(found, "a", wait=False) == {"a": [[5], [7]]}
+        return
+    for _ in range(2):
+        assert collected(found, "a", "never seen", wait=False) == {"a": None}
+    runner.execute_model(chosen({"c": [8]}, {"b": (1, [7])}))
+    assert collected(found, "a", "b", wait=False) == {"a": [[5], [7]], "b": None}
+    runner.execute_model(chosen({}))
+    assert collected(found, "b", "c", wait=False) == {"b": None, "c": None}
+    assert collected(found, "c", wait=True) == {"c": [[8], [10]]}
+    assert collected(found, "a", "b", "c", wait=False) == {"b": [[6, 7], [8, 9]]}
+
+
+def test_the_host_waits_for_a_copy_when_the_next_pass_is_queued_or_when_it_is_asked_to(
+    runner: Runner, device: SlowDevice | None
+) -> None:
+    if device is None:
+        pytest.skip("the CPU copies nothing")
+    found = tap(runner, 0, "norm")
+    forward = runner.model.forward
+
+    def and_sample(input_ids: Any) -> Any:
+        states = forward(input_ids=input_ids)
+        device.log.append("host samples")
+        return states
+
+    runner.model.forward = and_sample
+    for request_id in "abc":
+        runner.execute_model(chosen({request_id: [5]}))
+        found.collect([], [], False)
+    sent = ["side waits for what model has done", "side copies [1]", f"side copies [1, 2, {HIDDEN_SIZE}]"]
+    queued, given_out = "model waits for what side has done", "host waits for what side has done"
+    assert device.log == [
+        "model waits for nothing", "host samples", *sent,
+        queued, given_out, "host samples", *sent,
+        queued, given_out, "host samples", *sent,
+    ]  # fmt: skip
+    device.log.clear()
+    found.collect([], ["a"], True)
+    found.collect(["b"], [], True)
+    assert device.log == []
+    found.collect(["c"], [], True)
+    assert device.log == [given_out]
+
+
+def test_rows_are_given_out_in_time_though_the_model_is_entered_by_another_door(runner: Runner) -> None:
+    found = tap(runner, 1)
+    del runner.model.forward  # our tap on it: only the layers' are left
+    runner.input_ids.gpu = runner.buffer
+    for request_id, tokens in {"a": [5, 6], "b": [7, 8, 9], "c": [1]}.items():
+        runner.execute_model(chosen({request_id: tokens}))
+    assert collected(found, "a", "b", "c") == {"a": [[5, 6], [7, 8]], "b": [[7, 8, 9], [9, 10, 11]], "c": [[1], [3]]}
+
+
+def test_rows_dropped_while_they_are_on_their_way_are_forgotten(runner: Runner) -> None:
+    found = tap(runner, 1)
+    runner.execute_model(chosen({"a": [5], "b": [6], "c": [7]}))
+    found.collect([], ["a"], False)
+    runner.execute_model(chosen({"c": [8]}))  # its first rows are on their way still: it was aborted and made again
+    assert collected(found, "a", "b", "c") == {"b": [[6], [8]], "c": [[8], [10]]}
+    assert not found._rows
+
+
+def test_a_request_preempted_in_the_middle_starts_over(runner: Runner) -> None:
+    found = tap(runner, 1)
+    runner.execute_model(chosen({"a": [5, 6]}, prompts={"a": [5, 6, 7, 8]}))
+    runner.execute_model(chosen({}, {"a": (2, [7])}))
+    runner.execute_model(chosen({"b": [1]}))
+    runner.execute_model(chosen({}, {"a": (0, [5])}))
+    runner.execute_model(chosen({}, {"a": (1, [6, 7, 8])}))
+    assert collected(found, "a") == {"a": [[5, 6, 7, 8], [7, 8, 9, 10]]}
+
+
+class Double(Layer):
+    """Puts out float64, as a model does that keeps its residual stream in a wider type."""
+
+    def forward(self, hidden: Any, residual: Any) -> Any:
+        hidden, residual = super().forward(hidden, residual)
+        return hidden, residual.double()
+
+
+def test_layers_that_differ_in_dtype_keep_their_own(runner: Runner) -> None:
+    runner.model.layers[1] = Double()
+    found = tap(runner, 2, 0, "norm", 1)
+    for _ in range(2):
+        runner.execute_model(chosen({"a": [5, 6], "b": [7]}))
+    (kept,) = found.collect(["a"], [], True)[1].values()
+    assert kept is not None
+    assert [s.dtype for s in kept[1]] == [torch.float64, torch.float32, torch.float64, torch.float64]
+    assert [s[:, 0].tolist() for s in kept[1]] == [[8, 9], [6, 7], [-8, -9], [7, 8]]
+    assert all(s.is_contiguous() and s.untyped_storage().nbytes() == s.numel() * s.element_size() for s in kept[1])
+
+
+def test_a_layer_that_changes_its_dtype_is_a_fault(runner: Runner) -> None:
     found = tap(runner, 1)
     runner.execute_model(chosen({"a": [5]}))
-    ids, (states,) = found.collect(["a"], [])[1]["a"]
-    assert (states.dtype, states.shape, states.device.type) == (torch.float32, (1, HIDDEN_SIZE), "cpu")
-    assert (ids.shape, states.is_contiguous()) == ((1,), True)
+    runner.model.layers[0] = Double()
+    runner.execute_model(chosen({}, {"a": (1, [6])}))
+    fault, rows = found.collect(["a"], [], True)
+    assert rows == {}
+    assert fault is not None
+    assert re.search(r"were .*float32.*, and are .*float64.* in this pass", fault)
+
+
+def test_a_state_after_the_norm_that_is_none_is_refused_with_what_it_was(runner: Runner) -> None:
+    runner.model.forward = lambda input_ids: torch.zeros(2, 2, 3)
+    tap(runner, "norm")
+    with pytest.raises(TypeError, match=r"model Model returns \(\[2, 2, 3\]\); wanted a tensor \[rows, hidden_size\]"):
+        runner.execute_model(chosen({"a": [5, 6]}))
 
 
 @pytest.mark.parametrize(
@@ -258,7 +364,7 @@ def test_rows_that_cannot_be_given_to_their_owners_are_a_fault(
     found = tap(runner, 1)
     vars(runner).update(spoiled)
     runner.execute_model(chosen({"a": [5, 6], "b": [7]}))
-    fault, rows = found.collect(["a", "b"], [])
+    fault, rows = found.collect(["a", "b"], [], True)
     assert rows == {}
     assert fault is not None
     assert re.search(words, fault)
@@ -268,7 +374,7 @@ def test_tokens_that_were_not_forwarded_here_are_a_fault(runner: Runner) -> None
     found = tap(runner, 1)
     runner.execute_model(chosen({"a": [5, 6]}))
     runner.execute_model(chosen({}, {"a": (5, [7])}))
-    fault, rows = found.collect(["a"], [])
+    fault, rows = found.collect(["a"], [], True)
     assert rows == {}
     assert fault is not None
     assert fault.startswith("request 'a': tokens 2 to 5 were not forwarded here")
@@ -280,8 +386,8 @@ def test_a_fault_stays_whatever_comes_after(runner: Runner) -> None:
     runner.execute_model(chosen({"a": [5]}))
     runner.order = None
     runner.execute_model(chosen({"b": [6]}))
-    assert found.collect(["b"], []) == found.collect([], [])
-    assert found.collect(["b"], [])[0] is not None
+    assert found.collect(["b"], [], True) == found.collect([], [], True)
+    assert found.collect(["b"], [], True)[0] is not None
 
 
 def test_a_step_before_the_last_was_sampled_is_an_error(runner: Runner) -> None:
@@ -310,7 +416,7 @@ def test_removing_a_tap_leaves_model_and_runner_as_they_were(runner: Runner) -> 
     assert (dict(vars(runner)), set(vars(runner.model))) == before
     assert not any(layer._forward_hooks for layer in runner.model.layers)
     runner.execute_model(chosen({"a": [5]}))
-    assert found.collect(["a"], []) == (None, {})
+    assert found.collect(["a"], [], True) == (None, {})
 
 
 def test_two_taps_one_after_the_other(runner: Runner) -> None:

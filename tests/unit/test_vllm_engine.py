@@ -292,6 +292,27 @@ def test_a_request_that_the_caller_queued_himself_is_collected_like_any_other(tm
     assert [s.request_id for s in engine.get_captured_states()] == ["a"]
 
 
+def test_an_abort_is_told_to_the_workers_though_other_states_are_not_ready(tmp_path: Path) -> None:
+    engine = recorded_engine(tmp_path)
+    for request_id, max_tokens in (("a", 1), ("b", 2)):
+        engine.make_request([1], request_id=request_id, max_tokens=max_tokens, ignore_eos=True)
+    engine.run_step()
+    engine.abort("b")
+    assert engine.get_captured_states(wait=False) == []
+    assert engine.get_captured_states(wait=False) == []
+    assert [s.request_id for s in engine.get_captured_states()] == ["a"]
+    assert engine.executor.collected == [(["a"], ["b"]), (["a"], []), (["a"], [])]
+
+
+@pytest.mark.parametrize("reason", ["abort", "error"])
+def test_a_request_that_ended_badly_is_dropped_without_waiting(reason: str, tmp_path: Path) -> None:
+    engine = finished(tmp_path)
+    engine._tracked["a"].finish_reason = reason
+    assert engine.get_captured_states(wait=False) == []
+    assert engine.executor.collected == [([], ["a"])]
+    engine.make_request([1], request_id="a")
+
+
 def finished(site: Path) -> Recorded:
     """An engine with a finished request of three tokens, not yet collected."""
     engine = recorded_engine(site, (0, "norm"))
@@ -305,6 +326,16 @@ def reply(engine: Recorded, *answers: Any) -> None:
 
 
 ROWS = np.zeros((3, 8))
+
+
+def test_layers_that_come_in_one_tensor_are_told_apart(tmp_path: Path) -> None:
+    engine = finished(tmp_path)
+    stack = np.arange(3 * 2 * 8).reshape(3, 2, 8)
+    reply(engine, (None, {"a": (np.array([5, 6, 7]), stack)}), None)
+    (states,) = engine.get_captured_states()
+    assert states[0].tolist() == stack[:, 0].tolist()
+    assert states["norm"].tolist() == stack[:, 1].tolist()
+    assert all(np.shares_memory(layer, stack) for layer in states.hidden_states)
 
 
 def test_a_row_of_another_token_is_a_token_mismatch(tmp_path: Path) -> None:
@@ -324,6 +355,10 @@ def test_a_row_of_another_token_is_a_token_mismatch(tmp_path: Path) -> None:
         ((None, {}), "request 'a' finished, and no row of it was ever captured"),
         (("a layer gave nothing", {}), "capturing failed: a layer gave nothing"),
         ((None, {"a": (np.array([5, 6]), [ROWS[:2], ROWS[:2]])}), "3 tokens were to be forwarded, 2 were"),
+        (
+            (None, {"a": (np.array([5, 6, 7]), np.zeros((2, 2, 8)))}),
+            r"the states are \{0: \(2, 8\), 'norm': \(2, 8\)\}",
+        ),
         ((None, {"a": (np.array([5, 6, 7, 8]), [ROWS, ROWS])}), "3 tokens were to be forwarded, 4 were"),
         ((None, {"a": (np.array([5, 6, 7]), [ROWS, ROWS[:2]])}), r"the states are \{0: \(3, 8\), 'norm': \(2, 8\)\}"),
         ((None, {"a": (np.array([5, 6, 7]), [ROWS, ROWS[0]])}), r"the states are \{0: \(3, 8\), 'norm': \(8,\)\}"),

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from vllm_compat._adapters.base import Behaviour
 from vllm_compat._detect.need import Need
 
-__all__ = ["BEHAVIOURS", "LayerHooks", "StateSource"]
+__all__ = ["BEHAVIOURS", "LayerHooks", "StateSource", "summands"]
 
 
 class StateSource(Behaviour):
@@ -18,8 +18,10 @@ class StateSource(Behaviour):
     variation = "states"
 
     @abstractmethod
-    def install(self, layer: Any, receive: Callable[[Any], None]) -> Callable[[], None]:
-        """Call ``receive`` with a tensor of its own, [rows, hidden_size], each time ``layer`` runs.
+    def install(self, layer: Any, receive: Callable[[Sequence[Any]], None]) -> Callable[[], None]:
+        """Call ``receive`` each time ``layer`` runs, with its state as ``summands`` gives it.
+
+        ``receive`` copies what it wants to keep: later layers write into these very tensors.
 
         Returns:
             A function that takes it out again.
@@ -39,35 +41,33 @@ class LayerHooks(StateSource):
         Need("vllm.model_executor.layers.vocab_parallel_embedding:VocabParallelEmbedding"),
     )
 
-    def install(self, layer: Any, receive: Callable[[Any], None]) -> Callable[[], None]:
+    def install(self, layer: Any, receive: Callable[[Sequence[Any]], None]) -> Callable[[], None]:
         def hook(module: Any, arguments: Any, output: Any) -> None:
-            receive(residual_stream(output, type(module).__name__))
+            receive(summands(output, f"decoder layer {type(module).__name__}"))
 
         remove: Callable[[], None] = layer.register_forward_hook(hook).remove
         return remove
 
 
-def residual_stream(output: Any, layer: str) -> Any:
-    """The residual stream in a decoder layer's output, as a tensor that nothing else writes to.
+def summands(output: Any, giver: str) -> list[Any]:
+    """What ``giver`` put out: a tensor [rows, hidden_size], or two that add up to the residual stream.
 
     Raises:
-        TypeError: an output that is neither a tensor [rows, hidden_size] nor its two summands.
+        TypeError: anything else.
     """
     import torch
 
     parts: list[Any] = list(output) if isinstance(output, (tuple, list)) else [output]
     if len(parts) == 2 and parts[1] is None:
         parts = parts[:1]
-    if (
-        not all(isinstance(p, torch.Tensor) and p.dim() == 2 and p.shape == parts[0].shape for p in parts)
-        or len(parts) > 2
+    # vLLM's Transformers backend runs HF's own layers, on a batch of one.
+    parts = [p[0] if isinstance(p, torch.Tensor) and p.dim() == 3 and p.shape[0] == 1 else p for p in parts]
+    if len(parts) not in (1, 2) or not all(
+        isinstance(p, torch.Tensor) and p.dim() == 2 and p.shape == parts[0].shape for p in parts
     ):
         found = ", ".join(str(list(p.shape)) if isinstance(p, torch.Tensor) else type(p).__name__ for p in parts)
-        raise TypeError(
-            f"decoder layer {layer} returns ({found}); wanted a tensor [rows, hidden_size], or two of them to add"
-        )
-    # Later layers write into these very buffers, so the sum or the copy is made now.
-    return parts[0].clone() if len(parts) == 1 else parts[0] + parts[1]
+        raise TypeError(f"{giver} returns ({found}); wanted a tensor [rows, hidden_size], or two of them to add")
+    return parts
 
 
 BEHAVIOURS: tuple[type[StateSource], ...] = (LayerHooks,)

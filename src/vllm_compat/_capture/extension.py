@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from vllm_compat._capture.tap import Tap
+from vllm_compat._capture.tap import Captured, Tap
 from vllm_compat.types import LayerId
 
 __all__ = ["EXTENSION", "VllmCompatExtension"]
@@ -28,11 +28,11 @@ class VllmCompatExtension:
         self.vllm_compat_tap = Tap(self, layer_ids, states) if get_tensor_model_parallel_rank() == 0 else None
 
     def vllm_compat_collect(
-        self: Any, finished: Sequence[str], dropped: Sequence[str]
-    ) -> tuple[str | None, dict[str, Any]] | None:
+        self: Any, finished: Sequence[str], dropped: Sequence[str], wait: bool
+    ) -> tuple[str | None, dict[str, Captured | None]] | None:
         """``Tap.collect`` of the rank that captures; None from the others."""
         tap: Tap | None = self.vllm_compat_tap
-        return tap.collect(finished, dropped) if tap else None
+        return tap.collect(finished, dropped, wait) if tap else None
 
     def vllm_compat_remove(self: Any) -> None:
         """End capturing, if it ever began."""

@@ -4,24 +4,42 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 from vllm_compat._adapters.registry import behaviours, named
 from vllm_compat._adapters.rows import RowOwners, first_position
+from vllm_compat._adapters.states import summands
 from vllm_compat._adapters.step import PENDING, is_pending
+from vllm_compat._capture.kept import KeptRows
 from vllm_compat._capture.layers import find_decoder_layers
+from vllm_compat._capture.stack import Kind, Stack
 from vllm_compat.errors import UnsupportedModelError
 from vllm_compat.types import NORM, LayerId
 
-__all__ = ["Tap"]
+__all__ = ["Captured", "Tap"]
+
+Captured: TypeAlias = tuple[Any, Any]
+"""The token ids [rows] of a request, and its states: one tensor [rows, layers, hidden_size], or a list of tensors
+[rows, hidden_size] where layers differ in dtype or width. A view of a stack would cross to another process whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """The rows of a pass that are one request's."""
+
+    request_id: str
+    kept: KeptRows
+    start: int
+    count: int
 
 
 class Tap:
     """Taps on one worker's model and runner, from construction to ``remove``.
 
-    A pass goes: ``execute_model`` arms the taps, the model's forward gives the token ids and the state after the norm,
-    the hooks give the layers' states, and once the runner is back its rows are given to their owners. On the device a
-    state lives no longer than that step.
+    A pass goes: ``execute_model`` arms the taps, the hooks and the model's forward write the layers' states into a
+    stack on the device, and once the runner is back it is settled whose its rows are, and the copy to the host begins.
+    The rows are given to their owners while the device is at work on the next pass, or when they are waited for.
     """
 
     def __init__(self, worker: Any, layer_ids: Sequence[LayerId], states: str) -> None:
@@ -30,18 +48,24 @@ class Tap:
         self._runner = runner
         self._owners = _row_owners(runner)
         self._layer_ids = tuple(layer_ids)
+        self._model_name = type(model).__name__
+        self._norm = self._layer_ids.index(NORM) if NORM in self._layer_ids else None
+        self._stack = Stack(len(self._layer_ids))
+        self._kinds: tuple[Kind, ...] = ()
         self._armed = False
-        self._received: dict[LayerId, list[Any]] = {}
         self._token_ids: Any = None
-        self._rows: dict[str, _Rows] = {}
+        self._shares: list[_Share] = []
+        self._rows: dict[str, KeptRows] = {}
         self._fault: str | None = None
         self._removers: list[Callable[[], None]] = []
 
         tapped = [i for i in layer_ids if i != NORM]
         layers = find_decoder_layers(model, worker.model_config.hf_text_config.num_hidden_layers) if tapped else ()
         source = named("states", states)
-        for layer_id in tapped:
-            self._removers.append(source.install(layers[layer_id], functools.partial(self._receive, layer_id)))
+        for place, layer_id in enumerate(self._layer_ids):
+            if layer_id != NORM:
+                receive = functools.partial(self._receive, place)
+                self._removers.append(source.install(layers[layer_id], receive))
         self._removers.append(_wrap(model, "forward", self._forward))
         self._removers.append(_wrap(runner, "execute_model", self._execute_model))
 
@@ -50,35 +74,43 @@ class Tap:
         while self._removers:
             self._removers.pop()()
         self._rows.clear()
+        self._shares = []
 
-    def collect(self, finished: Sequence[str], dropped: Sequence[str]) -> tuple[str | None, dict[str, Any]]:
+    def collect(
+        self, finished: Sequence[str], dropped: Sequence[str], wait: bool
+    ) -> tuple[str | None, dict[str, Captured | None]]:
         """Hand out and forget the states of finished requests; forget those of dropped ones.
 
         Returns:
-            The fault that ended capturing, if any, and for each finished request that has rows its token ids [rows] and
-            one tensor [rows, hidden_size] per layer id, all on the CPU.
+            The fault that ended capturing, if any, and the states of each finished request that has rows, on the CPU.
+            Without ``wait`` that is None for one whose last rows are still on their way; it is kept.
         """
         for request_id in dropped:
             self._rows.pop(request_id, None)
         if self._fault:
             return self._fault, {}
-        return None, {r: self._rows.pop(r).joined() for r in finished if r in self._rows}
+        late = {share.request_id for share in self._shares}.intersection(finished)
+        if wait and late:
+            self._give_out()
+            late.clear()
+        return None, {
+            r: None if r in late else self._captured(self._rows.pop(r).joined()) for r in finished if r in self._rows
+        }
 
     def _execute_model(self, execute_model: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("dummy_run") or not scheduler_output.total_num_scheduled_tokens:
             return execute_model(scheduler_output, *args, **kwargs)
         if is_pending(self._runner):  # the V2 runner would write over the unsampled step and say nothing
             raise RuntimeError(PENDING)
-        self._received = {layer_id: [] for layer_id in self._layer_ids}
+        self._stack.begin(scheduler_output.total_num_scheduled_tokens)
         self._token_ids = None
         self._armed = True
         try:
             output = execute_model(scheduler_output, *args, **kwargs)
             if self._fault is None:
-                self._fault = self._sort_rows(scheduler_output)
+                self._fault = self._take(scheduler_output)
         finally:
             self._armed = False
-            self._received = {}
             self._token_ids = None
         return output
 
@@ -86,87 +118,83 @@ class Tap:
         output = forward(*args, **kwargs)
         if self._armed:
             self._token_ids = kwargs.get("input_ids", args[0] if args else None)
-            if NORM in self._received:
+            if self._norm is not None:
                 state = output[0] if isinstance(output, (tuple, list)) else output
-                self._receive(NORM, state.clone())
+                self._receive(self._norm, summands(state, f"model {self._model_name}"))
+            # This pass is queued and the device busy; sampling, up to 0.11.0 in this very call, will wait for it.
+            self._give_out()
         return output
 
-    def _receive(self, layer_id: LayerId, state: Any) -> None:
+    def _receive(self, place: int, parts: Sequence[Any]) -> None:
         if self._armed:
-            self._received[layer_id].append(state)
+            self._stack.write(place, parts)
 
-    def _sort_rows(self, scheduler_output: Any) -> str | None:
-        """Give the rows of the pass to their owners; returns what is wrong, or None."""
+    def _take(self, scheduler_output: Any) -> str | None:
+        """Settle whose the rows of the pass are, and send them to the host; returns what is wrong, or None."""
         counts = scheduler_output.num_scheduled_tokens
         total = scheduler_output.total_num_scheduled_tokens
         owners = list(self._owners.request_ids(self._runner))
         if len(owners) != len(counts) or set(owners) != set(counts):
             return f"the runner's batch holds {sorted(owners)}, the scheduler chose {sorted(counts)}"
-        for layer_id, states in self._received.items():
-            if len(states) != 1:
+        for layer_id, received in zip(self._layer_ids, self._stack.received, strict=True):
+            if len(received) != 1:
                 return (
-                    f"layer {layer_id} gave {len(states)} states in one forward pass, wanted 1: the model runs "
+                    f"layer {layer_id} gave {len(received)} states in one forward pass, wanted 1: the model runs "
                     "compiled, replayed, or in parts that a tap does not see. Build the engine with enforce_eager=True"
                 )
-            if states[0].shape[0] < total:
-                return (
-                    f"layer {layer_id} gave {states[0].shape[0]} rows for {total} tokens: the rows are split over ranks"
-                )
-        token_ids = self._token_ids if self._token_ids is not None else self._owners.token_ids(self._runner)
-        token_ids = token_ids[:total].to("cpu", copy=True)
-        on_host = [self._received[layer_id][0][:total].to("cpu") for layer_id in self._layer_ids]
+            if received[0] < total:
+                return f"layer {layer_id} gave {received[0]} rows for {total} tokens: the rows are split over ranks"
+        kinds = tuple(self._stack.kinds)
+        if self._kinds not in ((), kinds):
+            return f"the layers' states were {self._kinds}, and are {kinds} in this pass (dtype, layers, hidden size)"
+        self._kinds = kinds
         starts = first_position(scheduler_output)
-        row = 0
+        lengths = _prompt_lengths(scheduler_output)
+        shares = []
         for request_id in owners:
-            end = row + counts[request_id]
-            rows = self._rows.setdefault(request_id, _Rows())
-            if not rows.put(starts[request_id], token_ids[row:end], [t[row:end] for t in on_host]):
+            start, count = starts[request_id], counts[request_id]
+            if start == 0 or request_id not in self._rows:
+                self._rows[request_id] = KeptRows(lengths.get(request_id, 0))
+            kept = self._rows[request_id]
+            if not kept.expect(start, count):
                 return (
-                    f"request {request_id!r}: tokens {len(rows)} to {starts[request_id]} were not forwarded here "
+                    f"request {request_id!r}: tokens {len(kept)} to {start} were not forwarded here "
                     "(taken from a cache, or run before the tap was in)"
                 )
-            row = end
+            shares.append(_Share(request_id, kept, start, count))
+        self._give_out()
+        token_ids = self._token_ids if self._token_ids is not None else self._owners.token_ids(self._runner)
+        self._stack.send(token_ids)
+        self._shares = shares
+        if not self._stack.late:
+            self._give_out()
         return None
 
+    def _give_out(self) -> None:
+        """Copy the rows of the last pass to their owners, if that is still to be done."""
+        if not self._shares:
+            return
+        shares, self._shares = self._shares, []
+        tensors = self._stack.fetch()
+        row = 0
+        for share in shares:
+            end = row + share.count
+            if self._rows.get(share.request_id) is share.kept:  # neither dropped since nor begun anew
+                share.kept.write(share.start, [tensor[row:end] for tensor in tensors])
+            row = end
 
-class _Rows:
-    """The rows of one request so far, in the pieces that its prompt arrived in."""
+    def _captured(self, tensors: Sequence[Any]) -> Captured:
+        token_ids, *stacks = tensors
+        if len(stacks) == 1:
+            return token_ids, stacks[0]
+        of_kind = dict(zip(dict.fromkeys(self._kinds), stacks, strict=True))
+        return token_ids, [of_kind[kind][:, place].clone() for place, kind in enumerate(self._kinds)]
 
-    def __init__(self) -> None:
-        self._pieces: list[tuple[int, Any, list[Any]]] = []
 
-    def __len__(self) -> int:
-        return self._pieces[-1][0] + len(self._pieces[-1][1]) if self._pieces else 0
-
-    def put(self, start: int, token_ids: Any, states: list[Any]) -> bool:
-        """Add rows from position ``start`` on; False when there is a gap before them.
-
-        A request that was preempted starts over: its new rows replace the old ones.
-        """
-        while self._pieces and self._pieces[-1][0] >= start:
-            self._pieces.pop()
-        if start > len(self):
-            return False
-        if start < len(self):
-            keep = start - self._pieces[-1][0]
-            at, ids, old = self._pieces.pop()
-            self._pieces.append((at, ids[:keep], [s[:keep] for s in old]))
-        import torch
-
-        # A copy of its own, or one short request would keep the whole batch in memory; and an ordinary tensor, not an
-        # inference tensor, or no trainer could use it.
-        with torch.inference_mode(False):
-            self._pieces.append((start, token_ids.clone(), [s.clone() for s in states]))
-        return True
-
-    def joined(self) -> tuple[Any, list[Any]]:
-        import torch
-
-        if len(self._pieces) == 1:
-            return self._pieces[0][1:]
-        return torch.cat([p[1] for p in self._pieces]), [
-            torch.cat(s) for s in zip(*(p[2] for p in self._pieces), strict=True)
-        ]
+def _prompt_lengths(scheduler_output: Any) -> dict[str, int]:
+    """Request id -> tokens of its prompt, of those new in a step: only to make room for them at once."""
+    prompts = {new.req_id: getattr(new, "prompt_token_ids", None) for new in scheduler_output.scheduled_new_reqs}
+    return {request_id: len(token_ids) for request_id, token_ids in prompts.items() if token_ids is not None}
 
 
 def _row_owners(runner: Any) -> RowOwners:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import gc
+import logging
 from typing import Any
 
 from vllm_compat._adapters.registry import Adapter
@@ -16,6 +18,8 @@ from vllm_compat.errors import AttachError, UnsupportedModelError, UsageError
 from vllm_compat.types import LayerId
 
 __all__ = ["build", "wrap"]
+
+logger = logging.getLogger(__name__)
 
 _ALWAYS = {"enforce_eager": True, "async_scheduling": False, "skip_tokenizer_init": True}
 _WHILE_CAPTURING = {"enable_prefix_caching": False, "worker_extension_cls": EXTENSION}
@@ -55,7 +59,7 @@ def build(model: str, layer_ids: tuple[LayerId, ...], options: dict[str, Any]) -
     try:
         return _engine(adapter, core, core.scheduler, core.model_executor, layer_ids, owned=True)
     except BaseException:
-        _shut_down(core)
+        _shut_down([core])
         raise
 
 
@@ -85,7 +89,7 @@ def _engine(
         scheduler=scheduler,
         executor=executor,
         layer_ids=layer_ids,
-        shut_down=(lambda: _shut_down(core)) if owned else None,
+        shut_down=functools.partial(_shut_down, [core]) if owned else None,
     )
 
 
@@ -126,10 +130,21 @@ def _checked_for_capture(config: Any, layer_ids: tuple[LayerId, ...], error: typ
     return check_layer_ids(layer_ids, model.hf_text_config.num_hidden_layers)
 
 
-def _shut_down(core: Any) -> None:
-    """Shut an EngineCore down and leave the process fit to open another."""
+def _shut_down(held: list[Any]) -> None:
+    """Shut an EngineCore down and leave the process fit to open another.
+
+    A fault of vLLM's own on the way out is logged and no more: what the engine was opened for is done by then.
+
+    Args:
+        held: the EngineCore alone. It is taken out, or the model would still be in use when memory is given back.
+    """
     from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
-    core.shutdown()
+    core = held.pop()
+    try:
+        core.shutdown()
+    except Exception as error:  # 0.20 to 0.22 on a CPU, in this process: the worker wants to wait for a GPU
+        logger.warning("vLLM did not shut down cleanly: %s: %s", type(error).__name__, error)
+    del core
     gc.unfreeze()  # EngineCore froze what was alive at its start; vLLM itself thaws it from 0.20 on
     cleanup_dist_env_and_memory()

@@ -7,6 +7,7 @@ from typing import Any
 
 from vllm_compat._adapters.registry import Adapter
 from vllm_compat._capture.extension import EXTENSION, VllmCompatExtension
+from vllm_compat._stacked import columns
 from vllm_compat.errors import CaptureError, TokenMismatchError, UnsupportedModelError, VllmCompatError
 from vllm_compat.types import LayerId
 
@@ -29,24 +30,29 @@ class Capture:
             # A worker process sends back the text of its error alone.
             raise UnsupportedModelError(f"the model's layers could not be tapped: {error}") from error
 
-    def collect(self, wanted: Mapping[str, Sequence[int]], dropped: Sequence[str]) -> dict[str, Sequence[Any]]:
+    def collect(
+        self, wanted: Mapping[str, Sequence[int]], dropped: Sequence[str], wait: bool
+    ) -> dict[str, Sequence[Any]]:
         """The states of finished requests, each row checked against the token it was forwarded for.
 
         Args:
             wanted: request id -> the token ids that must have been forwarded for it.
             dropped: requests whose rows are to be forgotten.
+            wait: for rows that are still on their way to the host.
 
         Returns:
-            Request id -> one tensor [tokens, hidden_size] per layer id.
+            Request id -> one tensor [tokens, hidden_size] per layer id; without ``wait``, of those that have arrived.
         """
-        replies = self._call(VllmCompatExtension.vllm_compat_collect, list(wanted), list(dropped))
+        # A worker in a process of its own sends the rows in its reply: pickled, and copied once more.
+        replies = self._call(VllmCompatExtension.vllm_compat_collect, list(wanted), list(dropped), wait)
         answers = [r for r in replies if r is not None]
         if len(answers) != 1:
             raise CaptureError(f"{len(answers)} of {len(replies)} workers answered with captured states, wanted one")
         fault, rows = answers[0]
         if fault:
             raise CaptureError(f"capturing failed: {fault}")
-        return {request_id: self._checked(request_id, ids, rows.get(request_id)) for request_id, ids in wanted.items()}
+        late = {request_id for request_id, found in rows.items() if found is None}
+        return {i: self._checked(i, ids, rows.get(i)) for i, ids in wanted.items() if i not in late}
 
     def remove(self) -> None:
         """Take the taps out."""
@@ -56,10 +62,13 @@ class Capture:
         if found is None:
             raise CaptureError(f"request {request_id!r} finished, and no row of it was ever captured")
         received, states = found
+        if not isinstance(states, list):
+            states = columns(states)
         ids = received.tolist()
-        for position, (token, own) in enumerate(zip(ids, wanted, strict=False)):
-            if token != own:
-                raise TokenMismatchError(request_id, position, token, own)
+        if ids != list(wanted):
+            for position, (token, own) in enumerate(zip(ids, wanted, strict=False)):
+                if token != own:
+                    raise TokenMismatchError(request_id, position, token, own)
         shapes = {i: tuple(s.shape) for i, s in zip(self._layer_ids, states, strict=True)}
         if len(ids) != len(wanted) or any(len(shape) != 2 or shape[0] != len(wanted) for shape in shapes.values()):
             raise CaptureError(

@@ -125,23 +125,24 @@ class VllmEngine(Engine):
             ) from error
         return result
 
-    def get_captured_states(self) -> list[CapturedStates]:
+    def get_captured_states(self, *, wait: bool = True) -> list[CapturedStates]:
         self._require_open()
         finished = {i: t for i, t in self._tracked.items() if t.finish_reason is not None}
-        states: Mapping[str, Sequence[Any]] = {}
         good = {i: t for i, t in finished.items() if t.finish_reason in _ENDED_WELL}
+        states: Mapping[str, Sequence[Any]] = dict.fromkeys(good, ())
         if self._capture and (finished or self._strangers):
             # An aborted id that was made again keeps its rows: those of the new request have replaced the old ones.
             dropped = [*(i for i in finished if i not in good), *(i for i in self._strangers if i not in self._tracked)]
             wanted = {i: (*t.token_ids, *t.output_token_ids[:-1]) for i, t in good.items()}
             try:
-                states = self._capture.collect(wanted, dropped)
+                states = self._capture.collect(wanted, dropped, wait)
             except BaseException as error:
                 self._fail(error)
                 raise
         self._strangers.clear()
         for request_id in finished:
-            del self._tracked[request_id]
+            if request_id in states or request_id not in good:
+                del self._tracked[request_id]
         return [
             CapturedStates(
                 request_id=request_id,
@@ -149,10 +150,11 @@ class VllmEngine(Engine):
                 num_prompt_tokens=len(t.token_ids),
                 output_token_ids=t.output_token_ids,
                 layer_ids=self.layer_ids,
-                hidden_states=tuple(states.get(request_id, ())),
+                hidden_states=tuple(states[request_id]),
                 finish_reason=t.finish_reason or "",
             )
             for request_id, t in good.items()
+            if request_id in states
         ]
 
     def abort(self, *request_ids: str) -> None:
@@ -179,7 +181,10 @@ class VllmEngine(Engine):
             return
         self._closed = True
         if self._shut_down:
-            self._shut_down()  # the taps go with the workers, which after a failure may not even answer
+            shut_down = self._shut_down
+            # A closed engine that somebody still holds must not hold the model's memory.
+            self._scheduler = self._executor = self._capture = self._block_hasher = self._shut_down = None
+            shut_down()  # the taps go with the workers, which after a failure may not even answer
         elif self._capture:
             self._capture.remove()
 

@@ -10,5 +10,6 @@ from vllm_compat.extract.config import ExtractConfig
 from vllm_compat.extract.inputs import Sample
 from vllm_compat.extract.record import Summary
 from vllm_compat.extract.run import extract
+from vllm_compat.extract.stop import Stop
 
-__all__ = ["ExtractConfig", "Sample", "Summary", "extract"]
+__all__ = ["ExtractConfig", "Sample", "Stop", "Summary", "extract"]

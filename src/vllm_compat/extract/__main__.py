@@ -1,4 +1,4 @@
-"""``python -m vllm_compat.extract``: exit code 0 when every sample was written, else the error's own."""
+"""``python -m vllm_compat.extract``: exit code 0 when every sample of the shard is written, else the error's own."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import sys
 from collections.abc import Generator, Sequence
 from typing import TextIO
 
-from vllm_compat.errors import VllmCompatError
+from vllm_compat.errors import StoppedError, VllmCompatError
 from vllm_compat.extract.cli import config_of, make_parser, same_dashes
 from vllm_compat.extract.progress import show
 from vllm_compat.extract.run import extract
+from vllm_compat.extract.stop import stop_on_signals
 
 __all__ = ["main"]
 
@@ -30,14 +31,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = make_parser().parse_args(same_dashes(sys.argv[1:] if argv is None else argv))
     with _logging_to_stderr(), contextlib.ExitStack() as stack:
         out = stack.enter_context(_stdout_reserved()) if options.json else None
+        stop = stack.enter_context(stop_on_signals())
         try:
-            summary = extract(config_of(options), progress=show)
+            summary = extract(config_of(options), progress=show, stop=stop)
         except VllmCompatError as error:
             print(f"error: {error}", file=sys.stderr)
             return error.exit_code
         except KeyboardInterrupt:
-            print("error: interrupted", file=sys.stderr)
-            return _INTERRUPTED
+            why = f"stopped by {stop.reason}; the same command goes on from there" if stop.reason else "interrupted"
+            print(f"error: {why}", file=sys.stderr)
+            return StoppedError.exit_code if stop.reason else _INTERRUPTED
         if out:
             print(json.dumps(dataclasses.asdict(summary)), file=out)
     return 0

@@ -9,7 +9,8 @@ from typing import Any
 
 from vllm_compat._layers import parse_layer_id
 from vllm_compat.errors import UsageError
-from vllm_compat.extract.config import SAVE_DTYPES, ExtractConfig
+from vllm_compat.extract.config import ON_NONFINITE, SAVE_DTYPES, ExtractConfig
+from vllm_compat.formats import FORMATS
 from vllm_compat.types import LayerId
 
 __all__ = ["config_of", "make_parser", "same_dashes"]
@@ -24,10 +25,11 @@ def make_parser() -> argparse.ArgumentParser:
     """The parser; it knows option names with dashes only, see ``same_dashes``."""
     parser = argparse.ArgumentParser(
         prog="python -m vllm_compat.extract",
-        description="Save the hidden states of a model for tokenized samples, one safetensors file for each sample. "
-        "In option names dashes and underscores are the same.",
-        epilog="Exit codes: 0 every sample was written, 2 usage, 3 unsupported vLLM or model, 4 bad input, "
-        "5 captured states that cannot be vouched for, 1 anything else.",
+        description="Save the hidden states of a model for tokenized samples, one file for each sample. The same "
+        "command again goes on where a run was ended. In option names dashes and underscores are the same.",
+        epilog="Exit codes: 0 every sample (of the shard) is written, 2 usage, 3 unsupported vLLM or model, 4 bad "
+        "input, 5 states or files that cannot be vouched for, 74 storage (full, failing), 75 stopped by a signal or a "
+        "failed step, 1 anything else. After 74 and 75 the same command goes on.",
         allow_abbrev=False,
     )
     add = parser.add_argument
@@ -38,7 +40,13 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="JSONL, a row for each sample: input_ids, and optionally loss_mask and id",
     )
-    add("--output-dir", required=True, metavar="DIR", help="where hs_{index}.safetensors and run.json go")
+    add("--output-dir", required=True, metavar="DIR", help="where the samples, run.json and the journals go")
+    add(
+        "--format",
+        choices=tuple(FORMATS),
+        default="safetensors",
+        help="how samples lie on disk (default: %(default)s)",
+    )
     add(
         "--layer-ids",
         nargs="+",
@@ -69,6 +77,29 @@ def make_parser() -> argparse.ArgumentParser:
     add("--dtype", default="auto", help="the model's dtype in the engine (default: %(default)s)")
     add(
         "--save-dtype", choices=SAVE_DTYPES, default="bfloat16", help="dtype of the saved states (default: %(default)s)"
+    )
+    add(
+        "--on-nonfinite",
+        choices=ON_NONFINITE,
+        default="fail",
+        help="what a NaN or an infinity in a sample's states does: end the run, or leave the sample out and name it "
+        "(default: %(default)s)",
+    )
+    add(
+        "--shard",
+        type=_shard,
+        default=(0, 1),
+        metavar="I/N",
+        help="only the samples whose number modulo N is I; N processes into one folder, the last to end seals it",
+    )
+    add("--writers", type=int, default=2, metavar="N", help="threads that write files (default: %(default)s)")
+    add(
+        "--max-pending-gb",
+        dest="max_pending_bytes",
+        type=_gib,
+        default=2 << 30,
+        metavar="GB",
+        help="GiB of states that may wait to be written, beyond which the engine waits (default: 2)",
     )
     add("--max-num-batched-tokens", type=int, metavar="N", help="the most tokens of one step (default: vLLM's)")
     add("--trust-remote-code", action="store_true", help="let the model bring its own code")
@@ -113,6 +144,20 @@ def _layer_id(text: str) -> LayerId:
         return parse_layer_id(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _shard(text: str) -> tuple[int, int]:
+    index, slash, count = text.partition("/")
+    if not (slash and index.isdecimal() and count.isdecimal() and int(index) < int(count)):
+        raise argparse.ArgumentTypeError(f"wants I/N with I from 0 to N - 1, found {text!r}")
+    return int(index), int(count)
+
+
+def _gib(text: str) -> int:
+    try:
+        return int(float(text) * 2**30)
+    except (ValueError, OverflowError):
+        raise argparse.ArgumentTypeError(f"wants a number of GiB, found {text!r}") from None
 
 
 def _engine_option(text: str) -> tuple[str, Any]:

@@ -10,10 +10,12 @@ from typing import Any, Literal, TypeAlias, get_args
 from vllm_compat.errors import UsageError
 from vllm_compat.types import LayerId
 
-__all__ = ["SAVE_DTYPES", "ExtractConfig", "SaveDtype"]
+__all__ = ["ON_NONFINITE", "SAVE_DTYPES", "ExtractConfig", "OnNonFinite", "SaveDtype"]
 
 SaveDtype: TypeAlias = Literal["bfloat16", "float32", "auto"]
 SAVE_DTYPES: tuple[SaveDtype, ...] = get_args(SaveDtype)
+OnNonFinite: TypeAlias = Literal["fail", "skip"]
+ON_NONFINITE: tuple[OnNonFinite, ...] = get_args(OnNonFinite)
 
 _TAKEN = {
     "model": "model",
@@ -36,7 +38,7 @@ class ExtractConfig:
     Attributes:
         model: a folder or a name that vLLM accepts.
         prepared_data: the JSONL file of tokenized samples; see ``inputs``.
-        output_dir: where ``hs_{index}.safetensors`` and ``run.json`` go; made when missing.
+        output_dir: where the samples, the journals and ``run.json`` go; made when missing. A run that is there goes on.
         layer_ids: what to capture; None for ``[2, n // 2, n - 3, n - 1]`` of a model with n decoder layers.
         batch_size: the most samples that are under way at once. No barrier: the next starts when one ends.
         max_seq_len: tokens that are kept of a sample, from its start.
@@ -47,6 +49,11 @@ class ExtractConfig:
         max_num_batched_tokens: the most tokens of one step; None for vLLM's own default.
         trust_remote_code: let the model's repository bring its own code.
         num_samples: extract the first so many samples at most; None for all.
+        format: how samples lie on disk; a name of ``vllm_compat.formats.FORMATS``.
+        on_nonfinite: what a NaN or an infinity in a sample's states does: end the run, or leave the sample out.
+        shard: ``(i, n)``: this process extracts the samples whose index modulo n is i.
+        writers: threads that write.
+        max_pending_bytes: of states that may wait for them; the engine waits beyond.
         engine_options: more arguments of ``open_engine``.
 
     Raises:
@@ -66,10 +73,18 @@ class ExtractConfig:
     max_num_batched_tokens: int | None = None
     trust_remote_code: bool = False
     num_samples: int | None = None
+    format: str = "safetensors"
+    on_nonfinite: OnNonFinite = "fail"
+    shard: tuple[int, int] = (0, 1)
+    writers: int = 2
+    max_pending_bytes: int = 2 << 30
     engine_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "max_seq_len", "tensor_parallel_size", "max_num_batched_tokens", "num_samples"):
+        for name in (
+            *("batch_size", "max_seq_len", "tensor_parallel_size", "max_num_batched_tokens", "num_samples"),
+            *("writers", "max_pending_bytes"),
+        ):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"{name} must be at least 1, found {value}")
@@ -79,6 +94,10 @@ class ExtractConfig:
             )
         if self.save_dtype not in SAVE_DTYPES:
             raise UsageError(f"save_dtype must be one of {', '.join(SAVE_DTYPES)}, found {self.save_dtype!r}")
+        if self.on_nonfinite not in ON_NONFINITE:
+            raise UsageError(f"on_nonfinite must be one of {', '.join(ON_NONFINITE)}, found {self.on_nonfinite!r}")
+        if not 0 <= self.shard[0] < self.shard[1]:
+            raise UsageError(f"shard must be (i, n) with 0 <= i < n, found {self.shard}")
         if self.layer_ids is not None and not self.layer_ids:
             raise UsageError("layer_ids is empty: nothing would be captured. Leave it out for the default ids")
         for name in self.engine_options:

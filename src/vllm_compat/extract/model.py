@@ -1,14 +1,16 @@
-"""What a local model folder's ``config.json`` says; nothing is downloaded and nothing imported."""
+"""What a model's ``config.json`` says, when it lies on this machine; nothing is downloaded and nothing imported."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from types import MappingProxyType
 from typing import Any, cast
 
 from vllm_compat._layers import check_layer_ids
 from vllm_compat.errors import UsageError
+from vllm_compat.extract.revision import local_folder
 from vllm_compat.types import LayerId
 
 __all__ = ["ModelFacts", "choose_layer_ids", "read_model_facts"]
@@ -33,11 +35,16 @@ class ModelFacts:
     why_unknown: str = ""
 
 
-def read_model_facts(model: str) -> ModelFacts:
-    """The facts in ``model/config.json``, those of its ``text_config`` first."""
-    folder = Path(model)
-    if not folder.is_dir():
-        return ModelFacts(why_unknown=f"{model} is no local folder")
+def read_model_facts(model: str, options: Mapping[str, Any] = MappingProxyType({})) -> ModelFacts:
+    """The facts in the model's ``config.json``, those of its ``text_config`` first.
+
+    Args:
+        model: a folder, or a name on the hub, which is looked for in the local cache.
+        options: of the engine; ``revision`` counts.
+    """
+    folder = local_folder(model, options)
+    if folder is None:
+        return ModelFacts(why_unknown=f"{model} is no local folder, nor in the hub's cache")
     try:
         found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

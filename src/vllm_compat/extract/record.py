@@ -1,41 +1,57 @@
-"""What a run says of itself: ``run.json`` in the output folder, the summary at the end, and the lines at both ends."""
+"""What a run says of itself: ``run.json`` in its folder, there from the start, and complete at the end."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import logging
-import shutil
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import vllm_compat
 from vllm_compat._detect.installed import find_installed
+from vllm_compat.errors import JournalError
 from vllm_compat.extract.config import ExtractConfig
-from vllm_compat.extract.files import write_whole
-from vllm_compat.extract.plan import Plan
+from vllm_compat.extract.files import storage, write_whole
+from vllm_compat.extract.inputs import CheckedInput, stamp_of
 
-__all__ = ["RUN_FILE", "Summary", "log_plan", "log_summary", "versions", "write_run"]
+__all__ = ["RUN_FILE", "Effort", "Record", "Summary", "read_record", "record_of", "versions", "write_record"]
 
 RUN_FILE = "run.json"
-_GB = 1e9
 
-logger = logging.getLogger(__name__)
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """What one process did.
+
+    Attributes:
+        tokens: of the samples that it did.
+        seconds: from the first request to the last file; loading the model is not in it.
+        stalled: of these, what the engine waited for the writers.
+    """
+
+    tokens: int = 0
+    seconds: float = 0.0
+    stalled: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What a complete run did.
+    """What a run has done, and what this process did for it.
 
     Attributes:
-        samples: samples written, one file each.
-        tokens: their tokens.
+        samples: samples that are done, by whatever process, skipped ones too.
+        tokens: tokens of those that have a file.
         bytes: size of their files.
-        seconds: from the first request to the last file; loading the model is not in it.
-        truncated: samples that lost tokens.
-        tokens_per_second: ``tokens / seconds``.
+        seconds: of this process, from its first request to its last file; loading the model is not in it.
+        truncated: samples of the input that lose tokens.
+        tokens_per_second: of this process.
         output_dir: where the files are.
+        complete: whether all samples are done and the run is sealed; False when other shards are still at it.
+        kept: of ``samples``, those that were done before this process began.
+        skipped: of ``samples``, those without a file, because their states were not finite.
+        stalled: of ``seconds``, what the engine waited for the writers.
     """
 
     samples: int
@@ -45,6 +61,43 @@ class Summary:
     truncated: int
     tokens_per_second: float
     output_dir: str
+    complete: bool
+    kept: int
+    skipped: int
+    stalled: float
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """``run.json``.
+
+    Attributes:
+        complete: whether every sample is done and the sidecars are written.
+        identity: the settings that a later start must share; see ``identity``.
+        input: what the check of the input found, for the starts after the first.
+        about: for people and tools: configuration, versions, and at the end the summary.
+    """
+
+    complete: bool
+    identity: Mapping[str, Any]
+    input: Mapping[str, Any]
+    about: Mapping[str, Any] = field(repr=False)
+
+    def checked_input(
+        self, path: Path, max_tokens: int, vocab_size: int | None, limit: int | None
+    ) -> CheckedInput | None:
+        """The input, when it was checked in the same way and has not been touched since."""
+        found = dict(self.input)
+        try:
+            stamp = stamp_of(path)
+            if found.pop("limit") != limit or found.pop("stamp") != list(stamp):
+                return None
+            del found["file"]
+            highest = tuple(found.pop("highest"))
+            checked = CheckedInput(path=path, stamp=stamp, highest=highest, **found)
+        except (OSError, KeyError, TypeError):
+            return None
+        return checked if (checked.max_tokens, checked.vocab_size) == (max_tokens, vocab_size) else None
 
 
 def versions() -> dict[str, str]:
@@ -56,70 +109,52 @@ def versions() -> dict[str, str]:
     }
 
 
-def write_run(plan: Plan, config: ExtractConfig, summary: Summary | None = None) -> None:
-    """Write ``run.json``: ``complete`` is true, and the counts are there, only with a summary.
+def record_of(config: ExtractConfig, identity: Mapping[str, Any], checked: CheckedInput) -> Record:
+    """The record of a run that begins."""
+    found = {f.name: getattr(checked, f.name) for f in dataclasses.fields(checked) if f.name != "path"}
+    found |= {"stamp": list(checked.stamp), "highest": list(checked.highest)}  # as they are read back
+    settings = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
+    return Record(
+        complete=False,
+        identity=identity,
+        input={"file": checked.path.name, "limit": config.num_samples, **found},
+        about={"config": settings | {"engine_options": dict(config.engine_options)}, **versions()},
+    )
+
+
+def read_record(folder: Path) -> Record | None:
+    """The record in a folder; None when there is none.
 
     Raises:
-        VllmCompatError: it cannot be written.
+        JournalError: there is one that cannot be understood.
+        StorageError: it cannot be read.
     """
-    settings = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
-    run: dict[str, Any] = {
-        "complete": summary is not None,
-        "input_file": plan.input.path.name,
-        "samples": plan.input.num_samples,
-        "tokens": plan.input.num_tokens,
-        "truncated": plan.input.num_truncated,
-        "max_tokens": plan.input.max_tokens,
-        "layer_ids": plan.layer_ids,
-        "config": settings | {"engine_options": dict(config.engine_options)},
-        **versions(),
-    }
-    if summary:
-        run["summary"] = dataclasses.asdict(summary)
-    write_whole(plan.output_dir / RUN_FILE, [(json.dumps(run, indent=2, default=str) + "\n").encode()])
+    path = folder / RUN_FILE
+    try:
+        with storage(path, "read"):
+            try:
+                raw = path.read_bytes()
+            except FileNotFoundError:
+                return None
+        found = cast("dict[str, Any]", json.loads(raw))
+        about = dict(found)
+        complete, identity, checked = about.pop("complete"), about.pop("identity"), about.pop("input")
+        if type(complete) is not bool or not isinstance(identity, dict) or not isinstance(checked, dict):
+            raise TypeError
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise JournalError(
+            f"{path} is not a run's record of this release ({error!r}); it was changed, or written by another release. "
+            "Nothing was touched. Give another output folder, or put the file back",
+            path=str(path),
+        ) from error
+    return Record(complete, cast("dict[str, Any]", identity), cast("dict[str, Any]", checked), about)
 
 
-def log_plan(plan: Plan, config: ExtractConfig) -> None:
-    """One line on what is to come; a warning for what may surprise."""
-    found = plan.input
-    size = "of unknown size"
-    if plan.bytes_per_token is not None:
-        expected = found.num_tokens * plan.bytes_per_token
-        size = f"about {expected / _GB:.3f} GB ({plan.bytes_per_token} bytes a token)"
-        free = shutil.disk_usage(plan.output_dir).free
-        if free < expected:
-            logger.warning("%s has %.3f GB free, %.3f GB are expected", plan.output_dir, free / _GB, expected / _GB)
-    logger.info(
-        "%d samples, %d tokens, %s, layers %s, to %s; %d of the samples are cut at %d tokens",
-        found.num_samples,
-        found.num_tokens,
-        size,
-        " ".join(map(str, plan.layer_ids)),
-        plan.output_dir,
-        found.num_truncated,
-        found.max_tokens,
-    )
-    if found.max_tokens < config.max_seq_len:
-        logger.warning(
-            "the model has %d positions, one of which the sampled token needs: samples are cut at %d tokens, not at %d",
-            plan.max_model_len,
-            found.max_tokens,
-            config.max_seq_len,
-        )
-    if config.num_samples is not None and found.num_samples < config.num_samples:
-        logger.warning("%d samples were asked for, the file has %d", config.num_samples, found.num_samples)
+def write_record(folder: Path, record: Record) -> None:
+    """Write ``run.json``.
 
-
-def log_summary(summary: Summary) -> None:
-    """One line on what was done."""
-    logger.info(
-        "all %d samples are written to %s: %d tokens, %.3f GB, %d samples cut; %.1f s, %.0f tokens/s, %.1f MB/s",
-        summary.samples,
-        Path(summary.output_dir),
-        summary.tokens,
-        summary.bytes / _GB,
-        summary.truncated,
-        summary.seconds,
-        summary.tokens_per_second,
-        summary.bytes / 1e6 / max(summary.seconds, 1e-9),
-    )
+    Raises:
+        StorageError: it cannot be written.
+    """
+    run = {"complete": record.complete, "identity": record.identity, "input": record.input, **record.about}
+    write_whole(folder / RUN_FILE, [(json.dumps(run, indent=2, default=str) + "\n").encode()])

@@ -1,71 +1,79 @@
-"""One safetensors file for each sample, written only when its states are those of the sample."""
+"""From an engine's states to a committed sample: only when they are those of the sample."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from vllm_compat.errors import CaptureError
-from vllm_compat.extract.config import SaveDtype
-from vllm_compat.extract.files import safetensors_parts, write_whole
+from vllm_compat.errors import CaptureError, NonFiniteError
+from vllm_compat.extract.config import OnNonFinite, SaveDtype
 from vllm_compat.extract.inputs import Sample
-from vllm_compat.extract.tensors import int64_blob, states_blob
-from vllm_compat.types import CapturedStates, LayerId
+from vllm_compat.extract.journal import Entry
+from vllm_compat.extract.store import Store
+from vllm_compat.extract.tensors import stack_states
+from vllm_compat.formats import SampleData
+from vllm_compat.types import NORM, CapturedStates, LayerId
 
-__all__ = ["CONVENTION", "SAMPLE_FILES", "SampleWriter", "check_states"]
-
-CONVENTION = "k = residual stream leaving decoder layer k, 0-based, before the final norm; norm = after it"
-SAMPLE_FILES = "hs_*.safetensors"
+__all__ = ["SampleWriter", "check_states"]
 
 
 @dataclass(frozen=True, slots=True)
 class SampleWriter:
-    """Writes ``hs_{index}.safetensors``: ``hidden_states``, ``token_ids`` and, where the row had one, ``loss_mask``.
+    """Checks samples and commits them.
 
     Attributes:
-        folder: where the files go.
+        store: where they go.
         layer_ids: what was captured, in the order of the file's second dimension.
         hidden_size: width of a state.
-        save_dtype: dtype of ``hidden_states``.
+        save_dtype: dtype of the states on disk.
+        on_nonfinite: what a state that is not finite does.
         about: metadata that every file gets.
     """
 
-    folder: Path
+    store: Store
     layer_ids: tuple[LayerId, ...]
     hidden_size: int
     save_dtype: SaveDtype
-    about: dict[str, str]
+    on_nonfinite: OnNonFinite
+    about: Mapping[str, str] = field(repr=False)
 
-    def write(self, sample: Sample, states: CapturedStates) -> int:
-        """Check the states and write the sample's file; returns its size in bytes.
+    def write(self, sample: Sample, states: CapturedStates) -> Entry | None:
+        """Check the states and commit the sample. After the first error nothing more is committed: None is returned.
 
         Raises:
-            CaptureError: the states are not the sample's, or not finite; or the file is already there.
-            VllmCompatError: the file cannot be written.
+            CaptureError: the states are not the sample's, or not finite.
+            StorageError: the file system refused.
         """
-        check_states(sample, states, self.layer_ids, self.hidden_size)
-        path = self.folder / f"hs_{sample.index}.safetensors"
-        if path.exists():
-            raise CaptureError(
-                f"{path} is already there, and not from this run: does another run write into this folder?"
-            )
-        blobs = {"token_ids": int64_blob(sample.token_ids)}
-        if sample.loss_mask is not None:
-            blobs["loss_mask"] = int64_blob(sample.loss_mask)
         try:
-            blobs["hidden_states"] = states_blob(states.hidden_states, self.layer_ids, self.save_dtype)
-        except CaptureError as error:
-            raise CaptureError(f"{_name(sample)}: {error}") from error
-        metadata = self.about | {
-            "layer_ids": json.dumps(self.layer_ids),
-            "layer_id_convention": CONVENTION,
-            "index": str(sample.index),
-            "request_id": states.request_id,
+            return self._write(sample, states)
+        except BaseException:
+            self.store.refuse()
+            raise
+
+    def _write(self, sample: Sample, states: CapturedStates) -> Entry | None:
+        check_states(sample, states, self.layer_ids, self.hidden_size)
+        sampled = states.output_token_ids[-1] if states.output_token_ids else None
+        try:
+            stacked = stack_states(states.hidden_states, self.layer_ids, self.save_dtype)
+        except NonFiniteError as error:
+            if self.on_nonfinite == "fail":
+                raise NonFiniteError(
+                    f"{_name(sample)}: {error}. --on-nonfinite skip leaves such samples out and names them"
+                ) from error
+            tokens = len(sample.token_ids)
+            return self.store.skip(
+                Entry(sample.index, "", 0, "", tokens, sampled, sample.id, skipped=f"nonfinite: {error}")
+            )
+        metadata = {
+            **self.about,
+            "post_norm": json.dumps([layer_id == NORM for layer_id in self.layer_ids]),
+            "sampled_token": "" if sampled is None else str(sampled),
         }
-        if sample.id is not None:
-            metadata["sample_id"] = sample.id
-        return write_whole(path, safetensors_parts(blobs, metadata))
+        return self.store.commit(
+            SampleData(sample.index, sample.id, sample.token_ids, sample.loss_mask, self.layer_ids, stacked, metadata),
+            sampled,
+        )
 
 
 def check_states(sample: Sample, states: CapturedStates, layer_ids: tuple[LayerId, ...], hidden_size: int) -> None:

@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from safetensors import safe_open
+from tests.unit.extract.tree import tree_of as tree_of_folder
 
 from vllm_compat.extract import ExtractConfig
+from vllm_compat.extract.journal import Entry
 from vllm_compat.testing import FakeEngine, fake_row
 from vllm_compat.types import LayerId
 
@@ -26,6 +28,7 @@ Row: TypeAlias = dict[str, Any]
 RunOf: TypeAlias = Callable[[Path], dict[str, Any]]
 SamplesIn: TypeAlias = Callable[[Path], list[str]]
 SomeRows: TypeAlias = Callable[[int], list[Row]]
+TreeOf: TypeAlias = Callable[[Path], tuple[dict[str, bytes], list[Entry]]]
 WriteRows: TypeAlias = Callable[[Sequence[Any]], Path]
 Read: TypeAlias = Callable[[Path], tuple[dict[str, NDArray[Any]], dict[str, str]]]
 StatesOf: TypeAlias = Callable[..., NDArray[np.float32]]
@@ -69,10 +72,16 @@ def samples_in() -> SamplesIn:
     """Names of the samples in a folder, which has nothing half-written."""
 
     def names(folder: Path) -> list[str]:
-        assert not list(folder.glob(".*")), "a temporary file was left behind"
+        assert not list(folder.glob(".*.tmp-*")), "a temporary file was left behind"
         return sorted(path.name for path in folder.glob("hs_*"))
 
     return names
+
+
+@pytest.fixture
+def tree_of() -> TreeOf:
+    """What must be the same, byte by byte, after any run to the end: see ``tree``."""
+    return tree_of_folder
 
 
 @pytest.fixture

@@ -64,6 +64,12 @@ def test_the_other_options() -> None:
     assert (config.save_dtype, config.num_samples) == ("auto", 7)
 
 
+def test_the_options_of_a_long_run() -> None:
+    config = parsed(REQUIRED + "--format speculators --on-nonfinite skip --shard 3/16 --writers 4 --max-pending-gb 0.5")
+    assert (config.format, config.on_nonfinite, config.shard) == ("speculators", "skip", (3, 16))
+    assert (config.writers, config.max_pending_bytes) == (4, 1 << 29)
+
+
 def test_what_was_not_asked_for_is_left_to_vllm() -> None:
     options = ExtractConfig("M", "F", "D", gpu_memory_utilization=0.5).open_engine_options(10)
     assert options["gpu_memory_utilization"] == 0.5
@@ -80,6 +86,13 @@ def test_what_was_not_asked_for_is_left_to_vllm() -> None:
         ("--batch 2", "unrecognized arguments"),
         ("--engine-option quantization=fp8", "is not JSON"),
         ("--engine-option quantization", "wants NAME=JSON"),
+        ("--format pickle", "invalid choice"),
+        ("--on-nonfinite retry", "invalid choice"),
+        ("--shard 2/2", "wants I/N with I from 0 to N - 1, found '2/2'"),
+        ("--shard 1", "wants I/N"),
+        ("--shard -1/2", "expected one argument"),
+        ("--max-pending-gb much", "wants a number of GiB"),
+        ("--max-pending-gb inf", "wants a number of GiB"),
     ],
 )
 def test_options_that_argparse_refuses(capsys: pytest.CaptureFixture[str], options: str, words: str) -> None:
@@ -106,6 +119,9 @@ def test_an_engine_option_given_twice() -> None:
         {"gpu_memory_utilization": 1.1},
         {"gpu_memory_utilization": float("nan")},
         {"save_dtype": "float64"},
+        {"on_nonfinite": "retry"},
+        {"writers": 0},
+        {"max_pending_bytes": 0},
         {"layer_ids": ()},
         {"engine_options": {"max_model_len": 5}},
         {"engine_options": {"max_num_seqs": 5}},

@@ -15,7 +15,7 @@ from vllm_compat.errors import (
     InputError,
     RequestError,
     StepError,
-    VllmCompatError,
+    StorageError,
 )
 from vllm_compat.extract import extract
 from vllm_compat.testing import FakeEngine
@@ -60,7 +60,8 @@ def test_an_engine_that_fails(
         tensors, _ = read(folder / name)
         assert np.array_equal(tensors["hidden_states"], states_of(rows[index]["input_ids"]))
     assert run_of(folder)["complete"] is False
-    assert f"stopped by StepError: {len(names)} of 12 samples are written" in caplog.text
+    assert f"stopped by StepError: {len(names)} of 12 samples are done" in caplog.text
+    assert extract(settings, make_engine()).kept == len(names)
 
 
 class Interrupted(FakeEngine):
@@ -87,8 +88,8 @@ def test_an_interrupt(
     with pytest.raises(KeyboardInterrupt):
         extract(settings)
     assert engine.closed
-    assert len(samples_in(Path(settings.output_dir))) == 3
-    assert "stopped by KeyboardInterrupt: 3 of 12 samples" in caplog.text
+    assert len(samples_in(Path(settings.output_dir))) == 2, "the states of the third were still on their way"
+    assert "stopped by KeyboardInterrupt: 2 of 12 samples" in caplog.text
 
 
 def test_a_disk_that_fills_up(
@@ -113,15 +114,19 @@ def test_a_disk_that_fills_up(
 
     monkeypatch.setattr(os, "write", write)
     engine = make_engine()
-    with pytest.raises(VllmCompatError, match=r"hs_\d\.safetensors cannot be written: No space left") as caught:
+    with pytest.raises(
+        StorageError, match=r"cannot be written: No space left on device\. Make room, and run"
+    ) as caught:
         extract(settings, engine)
-    assert caught.value.exit_code == 1
+    assert (caught.value.exit_code, caught.value.errno) == (74, 28)
     folder = Path(settings.output_dir)
     names = samples_in(folder)
     assert 0 < len(names) < 6
     for name in names:
         read(folder / name)
     assert run_of(folder)["complete"] is False
+    monkeypatch.setattr(os, "write", real)
+    assert extract(settings, make_engine()).samples == 6
 
 
 def test_an_input_that_changes_while_it_is_extracted(
@@ -147,3 +152,28 @@ def test_a_request_that_the_engine_refuses(
     engine.make_request([1], request_id="sample-1")
     with pytest.raises(RequestError, match="sample-1"):
         extract(config(), engine)
+
+
+class OutOfMemory(FakeEngine):
+    """Its second step wants more than there is, as vLLM says it of a worker."""
+
+    def run_step(self) -> StepResult:
+        if self._steps == 1:
+            self.close()
+            raise StepError("a step failed inside vLLM") from RuntimeError("Worker failed: CUDA out of memory. Tried")
+        return super().run_step()
+
+
+def test_a_device_without_memory_gets_advice(
+    config: MakeConfig,
+    make_engine: MakeEngine,
+    write_rows: WriteRows,
+    some_rows: SomeRows,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    write_rows(some_rows(6))
+    with pytest.raises(StepError) as caught:
+        extract(config(), make_engine(OutOfMemory))
+    assert caught.value.exit_code == 75
+    assert "lower --batch-size, --max-num-batched-tokens or --gpu-memory-utilization" in caplog.text
+    assert extract(config(batch_size=1), make_engine()).samples == 6

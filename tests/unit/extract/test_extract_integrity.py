@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,8 +35,8 @@ class Tampering(FakeEngine):
 
     change: Change
 
-    def get_captured_states(self) -> list[CapturedStates]:
-        return self.change(super().get_captured_states())
+    def get_captured_states(self, *, wait: bool = True) -> list[CapturedStates]:
+        return self.change(super().get_captured_states(wait=wait))
 
 
 def _one(**values: Any) -> Change:
@@ -140,17 +139,32 @@ def test_another_run_in_the_same_folder(
     folder = Path(config().output_dir)
 
     class Other(FakeEngine):
-        name = "hs_1.safetensors"
-
         def run_step(self) -> StepResult:
-            (folder / self.name).write_bytes(b"other")
+            (folder / "hs_4.safetensors").write_bytes(b"other")
             return super().run_step()
 
-    with pytest.raises(CaptureError, match="is already there"):
-        extract(config(), make_engine(Other))
-    assert (folder / "hs_1.safetensors").read_bytes() == b"other"
-    shutil.rmtree(folder)
-    Other.name = "hs_4.safetensors"
-    with pytest.raises(CaptureError, match="5 files for 4 samples"):
+    with pytest.raises(
+        CaptureError, match=r"files that are named like samples and are none of this run: hs_4\.safetensors"
+    ):
         extract(config(), make_engine(Other))
     assert run_of(folder)["complete"] is False
+    (folder / "hs_4.safetensors").unlink()
+    assert extract(config()).kept == 4, "nothing is left to do, and no engine is needed for it"
+    assert run_of(folder)["complete"] is True
+
+
+def test_a_file_that_goes_while_others_are_written(
+    config: MakeConfig, make_engine: MakeEngine, write_rows: WriteRows, some_rows: SomeRows, run_of: RunOf
+) -> None:
+    write_rows(some_rows(4))
+    folder = Path(config().output_dir)
+
+    class Thief(FakeEngine):
+        def run_step(self) -> StepResult:
+            (folder / "hs_0.safetensors").unlink(missing_ok=True)
+            return super().run_step()
+
+    with pytest.raises(CaptureError, match="samples were written and are gone: 0"):
+        extract(config(batch_size=1, writers=1, max_pending_bytes=1), make_engine(Thief, max_num_seqs=1))
+    assert run_of(folder)["complete"] is False
+    assert extract(config(), make_engine()).kept == 3

@@ -49,6 +49,15 @@ def test_a_name_that_is_no_folder(tmp_path: Path) -> None:
         choose_layer_ids(None, facts)
 
 
+def test_a_name_in_the_hubs_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    snapshot = tmp_path / "models--some--model" / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    folder(snapshot, {"num_hidden_layers": 61})
+    assert read_model_facts("some/model", {"revision": "0" * 40}).num_layers == 61
+    assert "hub's cache" in read_model_facts("some/model").why_unknown
+
+
 @pytest.mark.parametrize(("n", "expected"), [(61, (2, 30, 58, 60)), (32, (2, 16, 29, 31)), (8, (2, 4, 5, 7))])
 def test_default_layer_ids(n: int, expected: tuple[LayerId, ...]) -> None:
     assert choose_layer_ids(None, ModelFacts(num_layers=n)) == expected

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,6 +50,28 @@ def test_a_layer_that_is_not_there_is_refused_first(
     write_rows(some_rows(1))
     with pytest.raises(UsageError, match="layer id 8 is out of range"):
         extract(config(layer_ids=(8,)))
+
+
+@pytest.mark.usefixtures("no_engine")
+def test_a_format_that_is_not_there_or_does_not_suit_is_refused_first(
+    config: MakeConfig, write_rows: WriteRows, some_rows: SomeRows
+) -> None:
+    write_rows(some_rows(1))
+    with pytest.raises(UsageError, match="no format 'pickle'"):
+        extract(config(format="pickle"))
+    with pytest.raises(UsageError, match="speculators"):
+        extract(config(format="speculators", layer_ids=(2, "norm")))
+    assert not Path(config().output_dir).exists()
+
+
+@pytest.mark.usefixtures("no_engine")
+def test_the_package_for_checksums_is_asked_for_first(
+    config: MakeConfig, write_rows: WriteRows, some_rows: SomeRows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_rows(some_rows(1))
+    monkeypatch.setitem(sys.modules, "xxhash", None)
+    with pytest.raises(UsageError, match=r"need the package xxhash .*vllm-compat\[extract\]"):
+        extract(config())
 
 
 @pytest.mark.usefixtures("no_engine")

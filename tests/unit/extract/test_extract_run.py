@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,8 +62,10 @@ def test_every_file_is_its_samples(
             "layer_id_convention": "k = residual stream leaving decoder layer k, 0-based, before the final norm; "
             "norm = after it",
             "index": str(index),
-            "request_id": f"sample-{index}",
             "model": settings.model,
+            "model_revision": metadata["model_revision"],
+            "post_norm": "[false, false, true]",
+            "sampled_token": str(zlib.crc32(repr(tuple(row["input_ids"])).encode()) % 1000),
             "vllm_version": metadata["vllm_version"],
             "vllm_compat_version": vllm_compat.__version__,
         } | ({"sample_id": str(row["id"])} if "id" in row else {})
@@ -76,10 +79,11 @@ def test_every_file_is_its_samples(
     run = run_of(folder)
     assert run["complete"] is True
     assert run["summary"] == dataclasses.asdict(summary)
-    assert run["samples"] == 9
-    assert run["input_file"] == "data.jsonl"
+    assert run["identity"]["num_samples"] == 9
+    assert run["identity"]["layer_ids"] == [2, 0, "norm"]
+    assert run["input"]["file"] == "data.jsonl"
     assert run["config"]["batch_size"] == 2
-    assert run["layer_ids"] == [2, 0, "norm"]
+    assert json.loads((folder / "draft_config.json").read_text()) == {"eagle_aux_hidden_state_layer_ids": [3, 1]}
 
 
 def test_long_samples_are_cut_and_counted(
@@ -98,12 +102,13 @@ def test_long_samples_are_cut_and_counted(
     assert tensors["token_ids"].tolist() == [*range(1, 9)]
     assert tensors["loss_mask"].tolist() == [0] * 7 + [1]
     assert np.array_equal(tensors["hidden_states"], states_of([*range(1, 9)]))
-    start, *_, end = caplog.messages
+    start, *_, end, draft = caplog.messages
     bytes_per_token = 3 * 8 * 2  # layers, width, bfloat16
     assert start.startswith(f"2 samples, 16 tokens, about 0.000 GB ({bytes_per_token} bytes a token)")
     assert "1 of the samples are cut at 8 tokens" in start
     assert "all 2 samples are written" in end
     assert "1 samples cut" in end
+    assert draft == """for the draft model's config.json: "eagle_aux_hidden_state_layer_ids": [3, 1]"""
 
 
 def test_the_engine_is_opened_as_asked_and_closed(

@@ -1,0 +1,163 @@
+"""What capturing costs: prefill speed with taps against without, in one process, on one vLLM engine.
+
+    python benchmarks/capture_gpu.py --model DIR --layers 2 30 58 60 --prompts 48 --length 2048 --budget 8192
+
+The model needs a ``config.json`` and no weights. The ways take turns on the same engine, attached anew each time, in
+the other order every second time, so that a drift of the clocks touches all alike:
+
+- ``plain``: no taps;
+- ``captured``: states are collected without waiting, their shapes checked, and dropped;
+- ``checked``: the same, and the caller compares each token id and each tensor's place in its stack once more;
+- ``waited``: states are waited for after each step, so that the device stands still meanwhile.
+
+Prints a JSON line for each run and one with the ratios to ``plain``, the median over the turns. ``tokens_per_second``
+ends with the last step; ``tail_seconds`` is from there to the last states, once in a run however long it is.
+``peak_bytes`` is the most device memory that torch had allocated during the run, the model's own included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import random
+import statistics
+import time
+from typing import Any
+
+import vllm_compat
+from vllm_compat import CapturedStates, Engine
+from vllm_compat._stacked import stacked
+
+WAYS = ("plain", "captured", "checked", "waited")
+
+
+def main() -> None:
+    arguments = parse()
+    core = build(arguments)
+    try:
+        measure(core, arguments)
+    finally:
+        core.shutdown()
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True, help="a folder with a config.json")
+    parser.add_argument("--layers", nargs="+", required=True, help="layer ids, or norm")
+    parser.add_argument("--prompts", type=int, default=48)
+    parser.add_argument("--length", type=int, default=2048, help="tokens of each prompt")
+    parser.add_argument("--budget", type=int, default=8192, help="tokens of one step")
+    parser.add_argument("--turns", type=int, default=4, help="how often each way is measured")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--options", type=json.loads, default={}, help="fields of EngineArgs, as JSON")
+    return parser.parse_args()
+
+
+def build(arguments: argparse.Namespace) -> Any:
+    """vLLM's own EngineCore, as a caller of ``attach`` builds it."""
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1.engine.core import EngineCore
+    from vllm.v1.executor.abstract import Executor
+
+    options = {
+        "model": arguments.model,
+        "load_format": "dummy",
+        "dtype": "bfloat16",
+        "skip_tokenizer_init": True,
+        "enforce_eager": True,
+        "async_scheduling": False,
+        "enable_prefix_caching": False,
+        "max_model_len": arguments.length + 1,
+        "max_num_batched_tokens": arguments.budget,
+        **arguments.options,
+    }
+    known = {field.name for field in dataclasses.fields(EngineArgs)}
+    config = EngineArgs(**{k: v for k, v in options.items() if k in known}).create_engine_config()
+    return EngineCore(config, Executor.get_class(config), log_stats=False)
+
+
+def measure(core: Any, arguments: argparse.Namespace) -> None:
+    layers = [i if i == "norm" else int(i) for i in arguments.layers]
+    for way in arguments.ways:  # warm-up: kernels are compiled, and memory is taken
+        run(core, way, layers, arguments)
+    speeds: dict[str, list[float]] = {way: [] for way in arguments.ways}
+    peaks: dict[str, list[int]] = {way: [] for way in arguments.ways}
+    for turn in range(arguments.turns):
+        for way in arguments.ways if turn % 2 == 0 else reversed(arguments.ways):
+            result = run(core, way, layers, arguments)
+            speeds[way].append(result["tokens_per_second"])
+            peaks[way].append(result["peak_bytes"])
+            print(json.dumps({"turn": turn, **result}), flush=True)
+    if "plain" in speeds:
+        others = [way for way in arguments.ways if way != "plain"]
+        ratios = {w: [a / b for a, b in zip(speeds[w], speeds["plain"], strict=True)] for w in others}
+        summary = {
+            "versions": {"vllm": str(vllm_compat.detect().version), "vllm-compat": vllm_compat.__version__},
+            "plain_tokens_per_second": round(statistics.median(speeds["plain"]), 1),
+            "ratio": {w: round(statistics.median(r), 4) for w, r in ratios.items()},
+            "ratio_range": {w: [round(min(r), 4), round(max(r), 4)] for w, r in ratios.items()},
+            "peak_bytes_above_plain": {w: max(peaks[w]) - max(peaks["plain"]) for w in others},
+        }
+        print(json.dumps(summary), flush=True)
+
+
+def run(core: Any, way: str, layers: list[Any], arguments: argparse.Namespace) -> dict[str, Any]:
+    """All prompts once."""
+    with vllm_compat.attach(core, layer_ids=[] if way == "plain" else layers) as engine:
+        prompts = {f"{way} {n}": prompt(n, arguments.length, engine.vocab_size) for n in range(arguments.prompts)}
+        for request_id, token_ids in prompts.items():
+            engine.make_request(token_ids, request_id=request_id, ignore_eos=True)
+        core.model_executor.collective_rpc(forget_peak)
+        start = time.perf_counter()
+        while engine.has_unfinished:
+            engine.run_step()
+            seconds = time.perf_counter() - start
+            for states in engine.get_captured_states(wait=way == "waited"):
+                check(states, prompts.pop(states.request_id), engine, way)
+        for states in engine.get_captured_states():
+            check(states, prompts.pop(states.request_id), engine, way)
+        end = time.perf_counter() - start
+        if prompts:
+            raise RuntimeError(f"{len(prompts)} prompts gave no states")
+        tokens = arguments.prompts * arguments.length
+        return {
+            "way": way,
+            "tokens": tokens,
+            "tokens_per_second": round(tokens / seconds, 1),
+            "seconds": round(seconds, 4),
+            "tail_seconds": round(end - seconds, 4),
+            "peak_bytes": max(core.model_executor.collective_rpc(peak)),
+        }
+
+
+def check(states: CapturedStates, token_ids: list[int], engine: Engine, way: str) -> None:
+    wanted = (len(token_ids), engine.hidden_size)
+    found = {tuple(tensor.shape) for tensor in states.hidden_states}
+    if found != (set() if way == "plain" else {wanted}):
+        raise RuntimeError(f"{states.request_id}: states are {found}, wanted {wanted}")
+    if way == "checked" and (list(states.token_ids) != token_ids or stacked(states.hidden_states) is None):
+        raise RuntimeError(f"{states.request_id}: other tokens, or states that are not in one stack")
+
+
+def prompt(number: int, length: int, vocab_size: int) -> list[int]:
+    return random.Random(number).choices(range(vocab_size), k=length)
+
+
+def forget_peak(worker: Any) -> None:
+    """Run in the worker."""
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+
+
+def peak(worker: Any) -> int:
+    """Run in the worker."""
+    import torch
+
+    return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
+
+
+if __name__ == "__main__":
+    main()

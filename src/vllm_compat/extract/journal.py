@@ -1,0 +1,244 @@
+"""The journal of one shard: a line for each sample that is done, and nothing else counts as done.
+
+A line is the CRC-32 of the rest, in 8 hexadecimal digits, a blank, and compact JSON. Lines are only ever appended, each
+synced before the next, so a crash can tear the last one alone: a torn tail is cut when its shard goes on, and read past
+until then. A bad line that has another after it was changed later, and is refused with its number.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import zlib
+from collections.abc import Generator, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from vllm_compat.errors import JournalError, UsageError
+from vllm_compat.extract.files import AppendOnly, storage
+from vllm_compat.extract.locks import lock, unlock
+
+__all__ = [
+    "Entry",
+    "Journal",
+    "encode_entry",
+    "entry_at",
+    "find_journals",
+    "journal_name",
+    "parse_journal",
+    "read_journal",
+]
+
+_NAME = re.compile(r"journal-(\d+)-of-(\d+)\.jsonl")
+_FILE = r"[A-Za-z0-9_][A-Za-z0-9._/-]*"  # without "/.": a name below the folder, no part of it hidden
+_NO_FILE: dict[str, Any] = {"file": "", "bytes": 0, "xxh3": ""}
+# Nearly every line; the others, which have more to say, go through the JSON parser at a third of the speed.
+_PLAIN = re.compile(
+    (
+        rf'\{{"index":(\d+),"file":"({_FILE})","bytes":(\d+),"xxh3":"([0-9a-f]{{16}})",'
+        r'"tokens":(\d+),"sampled":(\d+)(?:,"id":"([^"\\]*)")?\}'
+    ).encode()
+)
+
+
+@dataclass(slots=True)  # not frozen: a million are made at a start, which then would take a quarter longer
+class Entry:
+    """One sample that is done.
+
+    Attributes:
+        index: its number among the samples.
+        file: its file, relative to the run's folder; empty when it was skipped.
+        bytes: the file's size.
+        xxh3: the file's digest, 16 hexadecimal digits; empty when it was skipped.
+        tokens: the sample's tokens.
+        sampled: the token that vLLM itself sampled after the prompt; None when it sampled none.
+        id: the row's own id.
+        again: 0, or more for a sample whose earlier file was lost: of two lines for a sample the higher one counts.
+        skipped: why there is no file; empty when there is one.
+    """
+
+    index: int
+    file: str
+    bytes: int
+    xxh3: str
+    tokens: int
+    sampled: int | None
+    id: str | None = None
+    again: int = 0
+    skipped: str = ""
+
+
+def encode_entry(entry: Entry) -> bytes:
+    """The line of an entry."""
+    nothing = {"id": None, "again": 0, "skipped": ""} | (_NO_FILE if entry.skipped else {})
+    fields = {name: value for name, value in asdict(entry).items() if name not in nothing or value != nothing[name]}
+    text = json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode()
+    return b"%08x %s\n" % (zlib.crc32(text), text)
+
+
+def parse_journal(lines: Iterable[bytes], path: Path, num_samples: int) -> Generator[tuple[int, Entry], None, int]:
+    """The entries of a journal's lines, each with its offset; returns where the good part ends.
+
+    Args:
+        lines: from the start of the file, each with its line end but perhaps the last.
+        path: the file, for the message.
+        num_samples: indices lie below it.
+
+    Raises:
+        JournalError: a bad line that is not the last.
+    """
+    end = bad = 0
+    for number, line in enumerate(lines, start=1):
+        if bad:
+            break
+        entry = _parse_line(line)
+        if entry is None:
+            bad = number
+            continue
+        if entry.index >= num_samples:
+            raise JournalError(
+                f"{path}: line {number} names sample {entry.index} of a run of {num_samples}; it is of another run",
+                path=str(path),
+                line=number,
+            )
+        yield end, entry
+        end += len(line)
+    else:
+        return end
+    raise JournalError(
+        f"{path}: line {bad} is not what was written: its checksum is wrong, or it is of another release. A crash can "
+        "tear only the last line, so the file was changed, or the disk fails. Nothing was started. What the line named "
+        "is not trusted; remove the line, and the same command extracts its sample again",
+        path=str(path),
+        line=bad,
+    )
+
+
+def read_journal(path: Path, num_samples: int) -> Generator[tuple[int, Entry], None, int]:
+    """``parse_journal`` of a file.
+
+    Raises:
+        JournalError: a bad line that is not the last.
+        StorageError: the file cannot be read.
+    """
+    with storage(path, "read"), path.open("rb", buffering=1 << 20) as file:
+        return (yield from parse_journal(file, path, num_samples))
+
+
+def journal_name(shard: tuple[int, int]) -> str:
+    """The file name of a shard's journal."""
+    return "journal-{}-of-{}.jsonl".format(*shard)
+
+
+def find_journals(folder: Path) -> list[tuple[Path, tuple[int, int]]]:
+    """The journals of a folder, in the order of their shards.
+
+    Raises:
+        StorageError: the folder cannot be read.
+    """
+    with storage(folder, "read"), os.scandir(folder) as entries:  # a glob would hold a million names
+        names = [name for entry in entries if (name := entry.name).startswith("journal-")]
+    found = [(name, (int(m[1]), int(m[2]))) for name in names if (m := _NAME.fullmatch(name))]
+    return sorted(((folder / name, shard) for name, shard in found), key=lambda item: item[1][::-1])
+
+
+class Journal:
+    """The journal that this process adds to, locked for as long as it is open."""
+
+    def __init__(self, folder: Path, shard: tuple[int, int]) -> None:
+        """Open it, made when missing.
+
+        Raises:
+            UsageError: another process has it.
+            StorageError: it cannot be opened.
+        """
+        self.path = folder / journal_name(shard)
+        self._file = AppendOnly(self.path)
+        try:
+            locked = lock(self._file.descriptor, self.path)
+        except BaseException:
+            self._file.close()
+            raise
+        if not locked:
+            self._file.close()
+            raise UsageError(
+                f"another process extracts shard {shard[0]}/{shard[1]} into {folder}. Wait for it, or give every "
+                "process a shard of its own (--shard)"
+            )
+
+    def recover(self, end: int) -> None:
+        """Cut the torn tail after ``end``, and make the rest durable; to be called before the first ``append``.
+
+        Raises:
+            StorageError: it cannot be done.
+        """
+        self._file.cut(end)
+
+    def append(self, entry: Entry) -> None:
+        """Make an entry durable; not for two threads at once.
+
+        Raises:
+            JournalError: it would not be read back as what it is, as with a file outside the folder.
+            StorageError: it is not there, or not known to be.
+        """
+        line = encode_entry(entry)
+        if _parse_line(line) != entry:
+            raise JournalError(f"{entry} cannot be told in a journal", path=str(self.path))
+        self._file.append(line)
+
+    def close(self) -> None:
+        """End the lock."""
+        unlock(self._file.descriptor)
+        self._file.close()
+
+
+def entry_at(file: BinaryIO, offset: int) -> Entry:
+    """The entry whose line begins at an offset of an open journal.
+
+    Raises:
+        JournalError: there is none any more.
+    """
+    file.seek(offset)
+    entry = _parse_line(file.readline())
+    if entry is None:
+        raise JournalError(f"{file.name} was changed while it was read", path=file.name)
+    return entry
+
+
+def _parse_line(line: bytes) -> Entry | None:
+    crc, blank, text = line[:8], line[8:9], line[9:-1]
+    if blank != b" " or line[-1:] != b"\n" or crc != b"%08x" % zlib.crc32(text):
+        return None
+    try:
+        if (found := _PLAIN.fullmatch(text)) and b"/." not in found[2]:
+            index, file, size, digest, tokens, sampled, name = found.groups()
+            row_id = None if name is None else name.decode()
+            return Entry(int(index), file.decode(), int(size), digest.decode(), int(tokens), int(sampled), row_id)
+        return _checked(json.loads(text))
+    except (ValueError, RecursionError):
+        return None
+
+
+def _checked(found: Any) -> Entry | None:
+    """An entry of a line whose checksum is right; None when another program wrote it."""
+    if not isinstance(found, dict):
+        return None
+    fields = cast("dict[str, Any]", found)
+    skipped = fields.get("skipped")
+    try:
+        entry = Entry(**(_NO_FILE if skipped else {}), **fields)
+    except TypeError:
+        return None
+    numbers: Sequence[Any] = (entry.index, entry.bytes, entry.tokens, entry.again)
+    texts: Sequence[Any] = (entry.file, entry.xxh3, entry.skipped)
+    if (
+        any(type(n) is not int or n < 0 for n in numbers)
+        or any(type(text) is not str for text in texts)
+        or (entry.sampled is not None and type(entry.sampled) is not int)
+        or (entry.id is not None and type(entry.id) is not str)
+        or not (skipped or (re.fullmatch(_FILE, entry.file) and "/." not in entry.file))
+    ):
+        return None
+    return entry

@@ -1,0 +1,77 @@
+"""The copy beside the device's work: who waits for whom, and how much memory it takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.unit.slow_device import STALE, SlowDevice
+
+from vllm_compat._capture.host import InPlace, SideStream, host_copy
+
+torch: Any = pytest.importorskip("torch")
+
+
+def rows(count: int, value: float) -> Any:
+    return torch.full((count, 2, 3), value)
+
+
+def test_on_the_cpu_nothing_is_copied_and_rows_are_taken_at_once() -> None:
+    copy = host_copy(torch.device("cpu"))
+    tensors = [rows(3, 1), rows(3, 2)]
+    copy.before_write()
+    copy.start(tensors)
+    assert isinstance(copy, InPlace)
+    assert not copy.late
+    assert copy.finish() is tensors
+
+
+def test_a_copy_waits_for_the_layers_and_the_host_for_the_copy() -> None:
+    device = SlowDevice()
+    copy = SideStream(device)  # type: ignore[arg-type]
+    assert copy.late
+    copy.before_write()
+    copy.start([torch.tensor([1, 2]), rows(2, 1)])
+    assert device.log == [
+        "model waits for nothing",
+        "side waits for what model has done",
+        "side copies [2]",
+        "side copies [2, 2, 3]",
+    ]
+    ids, states = copy.finish()
+    assert device.log[4:] == ["host waits for what side has done"]
+    assert ids.tolist() == [1, 2]
+    assert torch.equal(states, rows(2, 1))
+
+
+def test_the_layers_wait_for_the_last_copy_before_they_write_again() -> None:
+    device, buffer = SlowDevice(), rows(4, 1)
+    copy = SideStream(device)  # type: ignore[arg-type]
+    copy.start([buffer])
+    (pinned,) = copy._tensors
+    assert pinned.unique().tolist() == [STALE]  # the copy takes its time
+    copy.before_write()
+    buffer.fill_(2)
+    assert device.log[-1] == "model waits for what side has done"
+    assert torch.equal(copy.finish()[0], rows(4, 1))
+
+
+def test_pinned_memory_is_that_of_the_largest_pass() -> None:
+    device = SlowDevice()
+    copy = SideStream(device)  # type: ignore[arg-type]
+    for count in (2, 5, 3, 5, 1):
+        copy.start([rows(count, count)])
+        assert torch.equal(copy.finish()[0], rows(count, count))
+    assert device.pinned_rows == [2, 5]
+    assert len(copy._pinned) == 1
+
+
+def test_tensors_of_several_kinds_have_pinned_memory_each() -> None:
+    copy = SideStream(SlowDevice())  # type: ignore[arg-type]
+    for _ in range(2):
+        tensors = [rows(2, 1), rows(2, 2), rows(2, 3).double(), torch.arange(2)]
+        copy.start(tensors)
+        for found, wanted in zip(copy.finish(), tensors, strict=True):
+            assert found.dtype == wanted.dtype
+            assert torch.equal(found, wanted)
+    assert len(copy._pinned) == 4

@@ -1,0 +1,114 @@
+"""The rows of one request: pieces, gaps, rows forwarded again, and whose memory it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from vllm_compat._capture.kept import KeptRows
+
+torch: Any = pytest.importorskip("torch")
+
+
+def piece(start: int, count: int, of: int = 0) -> list[Any]:
+    """Rows ``start`` to ``start + count`` of a request; ``of`` marks them."""
+    positions = torch.arange(start, start + count)
+    return [positions + of, torch.stack([positions * 1.0 + of, positions * 10.0 + of], dim=1)[:, :, None]]
+
+
+def put(rows: KeptRows, start: int, count: int, of: int = 0) -> bool:
+    if not rows.expect(start, count):
+        return False
+    rows.write(start, piece(start, count, of))
+    return True
+
+
+def joined(rows: KeptRows) -> list[list[float]]:
+    ids, states = rows.joined()
+    return [ids.tolist(), *(states[:, layer, 0].tolist() for layer in range(2))]
+
+
+def positions(*numbers: int) -> list[list[float]]:
+    return [list(numbers), [n * 1.0 for n in numbers], [n * 10.0 for n in numbers]]
+
+
+@pytest.mark.parametrize("num_tokens", [0, 3, 5, 9])
+@pytest.mark.parametrize("counts", [[5], [2, 3], [1, 1, 1, 2], [4, 1], [3, 99, 1]])
+def test_pieces_join_in_the_order_of_their_positions(counts: list[int], num_tokens: int) -> None:
+    rows, start = KeptRows(num_tokens), 0
+    for count in counts:
+        assert put(rows, start, count)
+        start += count
+        assert len(rows) == start
+    assert joined(rows) == positions(*range(start))
+
+
+@pytest.mark.parametrize("before", [0, 3])
+def test_a_gap_is_refused_and_changes_nothing(before: int) -> None:
+    rows = KeptRows()
+    if before:
+        put(rows, 0, before)
+    assert not put(rows, before + 1, 2)
+    assert len(rows) == before
+    assert put(rows, before, 2)
+    assert joined(rows) == positions(*range(before + 2))
+
+
+AGAIN = pytest.mark.parametrize(
+    ("start", "count"), [(0, 2), (0, 9), (1, 3), (2, 1), (3, 4), (4, 2), (5, 1), (6, 2)], ids=lambda n: str(n)
+)
+
+
+@AGAIN
+def test_rows_forwarded_again_after_preemption_replace_the_old_from_there_on(start: int, count: int) -> None:
+    rows = KeptRows()
+    for old in ((0, 2), (2, 3), (5, 1)):
+        put(rows, *old)
+    assert put(rows, start, count, of=100)
+    found = joined(rows)
+    ids = [*range(start), *range(100 + start, 100 + start + count)]
+    assert found[0] == ids
+    assert found[1] == [float(i) for i in ids]
+    assert len(rows) == len(ids) == start + count
+
+
+@AGAIN
+def test_it_makes_no_difference_that_rows_are_copied_in_later(start: int, count: int) -> None:
+    rows = KeptRows(4)
+    passes = [(0, 2, 0), (2, 3, 0), (5, 1, 0), (start, count, 100), (start + count, 1, 100)]
+    for at, number, _ in passes:
+        assert rows.expect(at, number)
+    for at, number, of in passes:
+        rows.write(at, piece(at, number, of))
+    assert joined(rows)[0] == [*range(start), *range(100 + start, 100 + start + count + 1)]
+
+
+@pytest.mark.parametrize("counts", [[5], [2, 3], [1, 1, 1, 1, 1]])
+def test_a_prompt_of_known_length_is_copied_once(counts: list[int]) -> None:
+    rows, start = KeptRows(5), 0
+    for count in counts:
+        put(rows, start, count)
+        start += count
+    (block,) = rows._blocks
+    assert [tensor.data_ptr() for tensor in rows.joined()] == [tensor.data_ptr() for tensor in block]
+
+
+@pytest.mark.parametrize("num_tokens", [0, 2, 7])
+def test_rows_are_copies_in_ordinary_tensors_that_hold_nothing_else(num_tokens: int) -> None:
+    rows = KeptRows(num_tokens)
+    batch = torch.zeros(100, 2, 4)
+    with torch.inference_mode():
+        computed = batch + 1
+        for start, ids in ((0, [1, 2]), (2, [3])):
+            rows.expect(start, len(ids))
+            rows.write(start, [torch.tensor(ids), computed[start : start + len(ids)]])
+        computed[:] = 9
+        found = rows.joined()
+    for held in (*rows._blocks[0], *found):
+        assert not held.is_inference()
+    ids, states = found
+    assert ids.tolist() == [1, 2, 3]
+    assert states.tolist() == [[[1] * 4] * 2] * 3
+    assert states.untyped_storage().nbytes() == 3 * 2 * 4 * 4
+    assert ids.untyped_storage().nbytes() == 3 * 8
