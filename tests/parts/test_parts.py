@@ -55,8 +55,8 @@ def test_a_function_is_what_its_source_says(symbol):
     for name in path.split("."):
         found = getattr(found, name)
     live = inspect.signature(found).parameters
-    named_ = [n for n, p in live.items() if n not in ("self", "cls") and p.kind is not p.VAR_KEYWORD]
-    assert named_ == [n for n in SURFACE.find(symbol).parameters if n != "**"]
+    accepted = [n for n, p in live.items() if n not in ("self", "cls") and p.kind is not p.VAR_KEYWORD]
+    assert accepted == [n for n in SURFACE.find(symbol).parameters if n != "**"]
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from vllm_compat.extract.model import read_model_facts
 from vllm_compat.extract.record import RUN_FILE
 from vllm_compat.formats.draft import DRAFT_CONFIG, draft_config
 from vllm_compat.verify.problems import Problem, Problems
@@ -41,7 +40,7 @@ def check_record(run: RunFacts, found: Mapping[str, int], problems: Problems) ->
 
 def _check_draft_config(run: RunFacts, problems: Problems) -> None:
     """The draft model's snippet, where the model's depth is known."""
-    num_layers = read_model_facts(run.model).num_layers
+    num_layers = run.facts.num_layers
     wanted = draft_config(run.layer_ids, num_layers) if num_layers is not None else {}
     if not wanted:
         return

@@ -8,7 +8,9 @@ from typing import Any
 
 from vllm_compat._layers import parse_layer_id
 from vllm_compat.errors import JournalError, UsageError
+from vllm_compat.extract.model import ModelFacts, read_model_facts
 from vllm_compat.extract.record import RUN_FILE, Record, read_record
+from vllm_compat.extract.revision import find_revision
 from vllm_compat.formats import Format, get_format
 from vllm_compat.types import LayerId
 
@@ -32,6 +34,7 @@ class RunFacts:
         dtype: the engine's, as it was asked for.
         save_dtype: of the states on disk, as it was asked for.
         prepared_data: its input.
+        facts: what the model's folder says, as long as it is the run's own.
         record: all of it.
     """
 
@@ -45,6 +48,7 @@ class RunFacts:
     dtype: str
     save_dtype: str
     prepared_data: Path
+    facts: ModelFacts
     record: Record = field(repr=False)
 
 
@@ -77,6 +81,7 @@ def open_facts(folder: Path) -> RunFacts:
             dtype=str(identity["dtype"]),
             save_dtype=str(identity["save_dtype"]),
             prepared_data=Path(record.about["config"]["prepared_data"]),
+            facts=_facts(str(identity["model"]), revision),
             record=record,
         )
     except (KeyError, TypeError, ValueError) as error:
@@ -85,3 +90,12 @@ def open_facts(folder: Path) -> RunFacts:
             "release",
             path=str(folder / RUN_FILE),
         ) from error
+
+
+def _facts(model: str, revision: str | None) -> ModelFacts:
+    """Nothing of a folder whose model is another now."""
+    facts = read_model_facts(model)
+    now = None if facts.why_unknown else find_revision(model, {})
+    return (
+        ModelFacts(why_unknown=f"{model} is another now") if None not in (now, revision) and now != revision else facts
+    )

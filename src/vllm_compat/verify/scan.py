@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from vllm_compat.extract.inputs import Sample
 from vllm_compat.extract.journal import Entry
-from vllm_compat.extract.model import read_model_facts
 from vllm_compat.extract.progress import Progress
 from vllm_compat.verify.lines import Lines
 from vllm_compat.verify.problems import Problem, Problems
@@ -141,7 +140,7 @@ class _Readers:
         self._most = _AHEAD * jobs
         self._threads = ThreadPoolExecutor(jobs, thread_name_prefix="vllm-compat-verify")
         self._under_way: deque[Future[Checked]] = deque()
-        self._hidden_size = read_model_facts(run.model).hidden_size
+        self._hidden_size = run.facts.hidden_size
 
     def submit(self, entry: Entry, row: Sample | None, *, compared: bool) -> Iterator[Checked]:
         """Let one more sample be read; yields what was found of earlier ones while too many are under way."""
