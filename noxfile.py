@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -49,7 +50,7 @@ def _frozen(session: nox.Session) -> Path:
     """What is installed, as constraints: whatever comes on top must leave a vLLM's own dependencies alone."""
     frozen = Path(session.create_tmp()) / "frozen.txt"
     packages = str(session.run("uv", "pip", "freeze", silent=True, external=True))
-    frozen.write_text("\n".join(line for line in packages.splitlines() if " @ " not in line and "://" not in line))
+    frozen.write_text("\n".join(line for line in packages.splitlines() if re.match(r"\S+==\S+$", line)))
     return frozen
 
 
