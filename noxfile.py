@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import shutil
 import sys
 from pathlib import Path
@@ -27,6 +26,7 @@ RELEASES = {r.vllm: r for r in load_matrix() if r.cpu_wheel}
 SPECULATORS = {r.version: r for r in load_speculators()}
 DEFAULT = "0.16.0"
 ABOVE = [f"tests/live/test_{name}.py" for name in ("doctor", "rehearsal", "verify")]
+KEPT = ("torch==", "transformers==", "huggingface-hub==", "tokenizers==", "numpy==", "safetensors==")
 # A CPU needs none of these, and their builds are pinned to indexes that not every machine reaches.
 DEBIAN_PACKAGES = {"libtcmalloc_minimal.so.4": "libtcmalloc-minimal4"}
 NOT_ON_A_CPU = ("torchvision", "torchaudio", "torchcodec", "triton", "intel_extension_for_pytorch")
@@ -47,10 +47,10 @@ def _install_group(session: nox.Session, group: str, *options: str) -> None:
 
 
 def _frozen(session: nox.Session) -> Path:
-    """What is installed, as constraints: whatever comes on top must leave a vLLM's own dependencies alone."""
+    """Constraints: what comes on top must leave alone the packages that a vLLM and its models stand on."""
     frozen = Path(session.create_tmp()) / "frozen.txt"
     packages = str(session.run("uv", "pip", "freeze", silent=True, external=True))
-    frozen.write_text("\n".join(line for line in packages.splitlines() if re.match(r"\S+==\S+$", line)))
+    frozen.write_text("\n".join(line for line in packages.splitlines() if line.startswith(KEPT)))
     return frozen
 
 

@@ -43,8 +43,6 @@ if ON_GPU:
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # the tests touch CUDA, after which no fork works
 # GPU kernels use TF32, far from 1e-5; neighbouring layers of these models are 0.3 apart, so a wrong one still shows.
 FLOAT32_ERROR = 2e-2 if ON_GPU else 1e-5
-# How many times as far from float32 as HF's own bfloat16.
-BFLOAT16_NOISE = 4 if "bfloat16-noise" in FAULTS else 2
 
 
 @pytest.fixture(scope="session", autouse=True)

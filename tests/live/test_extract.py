@@ -8,7 +8,7 @@ import sys
 
 import oracle
 import pytest
-from conftest import BFLOAT16_NOISE, ON_GPU, skip_if_faulty, text
+from conftest import ON_GPU, skip_if_faulty, text
 from safetensors import safe_open
 
 LENGTHS = (40, 3, 150, 41, 300, 7, 64, 12, 90, 5, 33, 2)  # 12, more than the batch holds; one longer than is kept
@@ -57,7 +57,7 @@ def test_one_file_for_each_sample_with_its_own_tokens(run):
 
 
 def test_states_are_those_of_the_layers_asked_for(run, model):
-    """Hardly further from HF float32 than what HF's own bfloat16 is, and far from the neighbouring layers."""
+    """No further from HF float32 than twice what HF's own bfloat16 is, and far from the neighbouring layers."""
     if not ON_GPU:
         skip_if_faulty("bfloat16")
     rows, output, _ = run
@@ -70,7 +70,7 @@ def test_states_are_those_of_the_layers_asked_for(run, model):
         )
         for place, layer in enumerate([2, 27, 15, 29]):
             noise = oracle.typical_error(theirs[layer], exact[layer])
-            assert oracle.typical_error(states[:, place], exact[layer]) <= BFLOAT16_NOISE * noise
+            assert oracle.typical_error(states[:, place], exact[layer]) <= 2 * noise
             assert oracle.typical_error(states[:, place], exact[layer - 1]) > 5 * noise
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import oracle
 import pytest
 
-from conftest import BFLOAT16_NOISE, FAULTS, FLOAT32_ERROR, prompt, run, skip_if_faulty, text
+from conftest import FAULTS, FLOAT32_ERROR, prompt, run, skip_if_faulty, text
 from vllm_compat import detect
 
 PLAIN_OPS = {"compilation_config": {"custom_ops": ["none"]}}
@@ -63,7 +63,7 @@ def test_trained_model_in_float32(open_engine, model):
 
 
 def test_trained_model_in_bfloat16(open_engine, model):
-    """Hardly further from HF float32 than what HF's own bfloat16 is."""
+    """No further from HF float32 than twice what HF's own bfloat16 is."""
     skip_if_faulty("bfloat16")
     layers = [2, 15, 27, 29, "norm"]
     engine = open_engine("smollm2", layer_ids=layers, dtype="bfloat16")
@@ -77,7 +77,7 @@ def test_trained_model_in_bfloat16(open_engine, model):
             oracle.typical_error(captured[layer], exact[layer]),
             oracle.typical_error(theirs[layer], exact[layer]),
         )
-        assert ours <= BFLOAT16_NOISE * noise, (layer, ours, noise)
+        assert ours <= 2 * noise, (layer, ours, noise)
 
 
 @pytest.fixture
