@@ -8,8 +8,9 @@ import sys
 
 import oracle
 import pytest
-from conftest import ON_GPU, skip_if_faulty, text
 from safetensors import safe_open
+
+from conftest import ON_GPU, skip_if_faulty, text
 
 LENGTHS = (40, 3, 150, 41, 300, 7, 64, 12, 90, 5, 33, 2)  # 12, more than the batch holds; one longer than is kept
 KEPT = 256

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import END, VOCAB, forwarded, prompt, run
 from echo_worker import BLOCKS, LAYERS
 
 import vllm_compat
+from conftest import END, VOCAB, forwarded, prompt, run
 from vllm_compat import detect
 from vllm_compat._adapters.registry import VARIATIONS, named
 from vllm_compat._detect.need import Need
