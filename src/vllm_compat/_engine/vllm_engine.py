@@ -58,13 +58,13 @@ class VllmEngine(Engine):
         self.hidden_size = model_config.get_hidden_size()
         self.vocab_size = model_config.get_vocab_size()
         self.max_model_len = scheduler.max_model_len
-        self._scheduler = scheduler
-        self._executor = executor
+        self._scheduler: Any = scheduler
+        self._executor: Any = executor
         self._shut_down = shut_down
         self._factory: RequestFactory = named("request", adapter.chosen["request"][0])
         self._step: Step = named("step", adapter.chosen["step"][0])
         self._reader: UpdateReader = named("outputs", adapter.chosen["outputs"][0])
-        self._block_hasher = self._factory.block_hasher(core, scheduler)
+        self._block_hasher: Any = self._factory.block_hasher(core, scheduler)
         self._end_token_ids = _end_token_ids(model_config)
         self._tracked: dict[str, _Tracked] = {}
         self._strangers: list[str] = []
