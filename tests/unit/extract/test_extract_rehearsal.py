@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -177,6 +178,7 @@ def test_another_dtype_than_asked_for_is_found(config: MakeConfig, make_engine: 
 # The process.
 
 
+@pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed")
 def test_without_vllm_it_says_so_with_the_exit_code_of_that(config: MakeConfig, plan: Plan) -> None:
     """The whole way through the other process and back: there is no vLLM in this environment."""
     with pytest.raises(RehearsalError, match=r"no vLLM is installed .*Nothing was loaded .*--no-rehearsal") as caught:
