@@ -10,6 +10,7 @@ from pathlib import Path
 
 import nox
 from nox.command import CommandFailed
+from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 nox.needs_version = ">=2024.10.9"
@@ -22,7 +23,7 @@ from vllm_compat._detect.matrix import Release, load_matrix  # noqa: E402
 from vllm_compat._detect.speculators import load_speculators  # noqa: E402
 
 GROUPS = nox.project.load_toml("pyproject.toml")
-RELEASES = {r.vllm: r for r in load_matrix() if r.cpu_wheel}
+RELEASES = {r.vllm: r for r in load_matrix() if r.cpu_wheel or r.mixture}
 SPECULATORS = {r.version: r for r in load_speculators()}
 DEFAULT = "0.16.0"
 ABOVE = [f"tests/live/test_{name}.py" for name in ("doctor", "rehearsal", "verify")]
@@ -80,6 +81,37 @@ def _install_vllm(session: nox.Session, release: Release) -> None:
             break
     if release.without_dependencies:
         session.install("--no-deps", *release.without_dependencies)
+
+
+def _install_files(session: nox.Session, release: Release) -> Path:
+    """A mixture without its kernels: the files of one wheel amid all that the CPU build of another release brings.
+
+    Returns:
+        The folder in which that build's kernels wait for ``_add_kernels``.
+    """
+    neighbour = RELEASES[release.kernels_of]
+    _install_vllm(session, neighbour)
+    waiting = Path(session.create_tmp()) / "kernels"
+    shutil.rmtree(waiting, ignore_errors=True)
+    waiting.mkdir()
+    for kernels in _vllm(session).glob("_C*.so"):
+        shutil.copy2(kernels, waiting)
+    session.run("uv", "pip", "uninstall", Requirement(neighbour.cpu_wheel).name, external=True, silent=True)
+    session.install("--no-deps", release.mixture, *release.with_it)
+    return waiting
+
+
+def _add_kernels(session: nox.Session, waiting: Path) -> None:
+    for kernels in sorted(waiting.iterdir()):
+        place = _vllm(session) / kernels.name
+        place.unlink(missing_ok=True)  # a hard link into uv's cache: written to, it would change for everybody
+        shutil.copy2(kernels, place)
+        session.log(f"kernels of another release: {kernels.name}")
+
+
+def _vllm(session: nox.Session) -> Path:
+    """The folder that ``import vllm`` loads in the session's environment."""
+    return next(Path(session.virtualenv.location).glob("lib/python3*/site-packages/vllm"))
 
 
 def _install_ourselves(session: nox.Session) -> None:
@@ -152,8 +184,16 @@ def live(session: nox.Session, release: str) -> None:
     options, arguments = own.parse_known_args(session.posargs)
     report: Path | None = options.report
     try:
-        _install_vllm(session, RELEASES[release])
-        _install_ourselves(session)
+        if RELEASES[release].mixture:
+            waiting = _install_files(session, RELEASES[release])
+            _install_ourselves(session)
+            env = _environment(session, RELEASES[release])
+            session.run("pytest", "tests/parts", env=env)  # the release itself, before anything foreign is in it
+            _add_kernels(session, waiting)
+        else:
+            _install_vllm(session, RELEASES[release])
+            _install_ourselves(session)
+            env = _environment(session, RELEASES[release])
         written = []
         if report:
             packages = session.run("uv", "pip", "freeze", silent=True, external=True)
@@ -164,7 +204,6 @@ def live(session: nox.Session, release: str) -> None:
         if not (report or arguments):
             _install_group(session, "torch", "--constraint", str(_frozen(session)))
             session.run("pytest", "tests/unit")  # some of them need a torch, and were skipped without
-        env = _environment(session, RELEASES[release])
         # The matrix proves the contract; what stands on it is tested on the default release.
         contract = ["tests/live", *(f"--ignore={test}" for test in ABOVE if report)]
         session.run("pytest", *(arguments or contract), *written, env=env)

@@ -122,7 +122,10 @@ def as_json(results: Sequence[Result], day: datetime.date) -> str:
 
 
 def record(table: Path, results: Iterable[Result], day: datetime.date) -> None:
-    """Write ``day`` as `proven.cpu` of every release that passed whole; everything else in the file stays as it is."""
+    """Write ``day`` as `proven.cpu` of every release that passed whole, or `proven.mixture` where that is what ran.
+
+    Everything else in the file stays as it is.
+    """
     passed = {r.release for r in results if r.passed and not r.partial}
     head, *rows = re.split(r"^(?=\[\[release\]\])", table.read_text(encoding="utf-8"), flags=re.MULTILINE)
     table.write_text(head + "".join(_proven(row, day) if _release(row) in passed else row for row in rows), "utf-8")
@@ -135,9 +138,10 @@ def _release(row: str) -> str:
 
 def _proven(row: str, day: datetime.date) -> str:
     """The text of a row with its day. tomlkit, which would keep the rest too, writes inline tables without spaces."""
+    how = "mixture" if re.search(r"^mixture = ", row, re.MULTILINE) else "cpu"
     line = re.compile(r"^proven = \{ (.*) \}$", re.MULTILINE)
     if not line.search(row):
-        return re.sub(r"^(vllm = .*\n)", rf"\1proven = {{ cpu = {day} }}\n", row, count=1, flags=re.MULTILINE)
-    kept = [proof for proof in line.findall(row)[0].split(", ") if not proof.startswith("cpu = ")]
+        return re.sub(r"^(vllm = .*\n)", rf"\1proven = {{ {how} = {day} }}\n", row, count=1, flags=re.MULTILINE)
+    kept = [proof for proof in line.findall(row)[0].split(", ") if not proof.startswith(f"{how} = ")]
     at = 1 if kept and kept[0].startswith("surface") else 0
-    return line.sub(f"proven = {{ {', '.join([*kept[:at], f'cpu = {day}', *kept[at:]])} }}", row)
+    return line.sub(f"proven = {{ {', '.join([*kept[:at], f'{how} = {day}', *kept[at:]])} }}", row)

@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run, print the table, and say by the exit code whether all is well."""
     options = _parser().parse_args(argv)
     table = load_matrix()
-    rows = {r.vllm: r for r in table if r.cpu_wheel}
+    rows = {r.vllm: r for r in table if r.cpu_wheel or r.mixture}
     unknown = [name for name in options.release if name not in rows]
     if unknown:
         print(f"no CPU build of {', '.join(unknown)}; matrix/vllm.toml has one of {', '.join(rows)}", file=sys.stderr)
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.report.mkdir(parents=True, exist_ok=True)
     results = list(run_all(chosen, options))
     if options.all:
-        results += [Result(r.vllm, "no CPU build", {}, {}, r.no_cpu, 0, False) for r in table if not r.cpu_wheel]
+        results += [Result(r.vllm, "no CPU build", {}, {}, r.no_cpu, 0, False) for r in table if r.vllm not in rows]
     today = datetime.datetime.now(datetime.timezone.utc).date()
     markdown = as_markdown(results, today)
     (options.report / "matrix.md").write_text(markdown, encoding="utf-8")
@@ -62,8 +62,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def choose(rows: Sequence[Release], options: argparse.Namespace) -> list[Release]:
     """The rows asked for, oldest first, each once."""
     wanted = {*options.release}
-    wanted |= {rows[0].vllm} if options.oldest else set()
-    wanted |= {rows[-1].vllm} if options.newest else set()
+    built = [r.vllm for r in rows if r.cpu_wheel]
+    wanted |= {built[0]} if options.oldest else set()
+    wanted |= {built[-1]} if options.newest else set()
     others = [r.vllm for r in rows if r.vllm not in wanted and "cpu" in r.proven]  # what never passed says nothing new
     wanted |= set(random.Random(options.seed).sample(others, min(options.random, len(others))))
     return [r for r in rows if options.all or r.vllm in wanted]
@@ -121,10 +122,10 @@ def run_one(release: Release, place: int, options: argparse.Namespace) -> Result
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="nox -s matrix --", description=__doc__.split("\n")[0] if __doc__ else None)
-    parser.add_argument("release", nargs="*", help="releases of vLLM that have a row and a CPU build")
-    parser.add_argument("--all", action="store_true", help="every release that has a CPU build")
-    parser.add_argument("--oldest", action="store_true", help="the oldest of them")
-    parser.add_argument("--newest", action="store_true", help="the newest of them")
+    parser.add_argument("release", nargs="*", help="releases of vLLM that have a row, and a CPU build or a mixture")
+    parser.add_argument("--all", action="store_true", help="every release that can be run here")
+    parser.add_argument("--oldest", action="store_true", help="the oldest with a CPU build")
+    parser.add_argument("--newest", action="store_true", help="the newest with a CPU build")
     parser.add_argument(
         "--random", type=int, default=0, metavar="N", help="N others by chance, of those that passed before"
     )

@@ -98,7 +98,12 @@ def test_the_requirements_of_a_release_parse_and_the_wheel_is_of_that_release(re
 @EACH_RELEASE
 def test_a_release_has_a_cpu_build_or_a_reason_and_what_belongs_to_a_cpu_build_only_with_one(release: Release) -> None:
     assert bool(release.cpu_wheel) != bool(release.no_cpu)
-    if release.no_cpu:
+    assert bool(release.mixture) == bool(release.kernels_of)
+    if release.mixture:
+        assert release.no_cpu
+        assert release.kernels_of in {r.vllm for r in load_matrix() if r.cpu_wheel}
+        assert "cpu" not in release.proven
+    elif release.no_cpu:
         of_a_cpu_build = (release.with_it, release.without_dependencies, release.preload, release.official_torch)
         assert not any((*of_a_cpu_build, release.environment, release.faults, "cpu" in release.proven))
     else:

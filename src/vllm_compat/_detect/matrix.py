@@ -45,6 +45,9 @@ class Release:
         no_cpu: why there is no CPU build that runs; empty where there is one.
         preload: shared libraries that the worker of its CPU build wants in ``LD_PRELOAD``.
         note: another limit, in words.
+        mixture: the requirement whose files, with the kernels of another release, run on the CPU; empty where the
+            release has a CPU build of its own, or nobody has tried.
+        kernels_of: that other release, whose CPU build gives torch and dependencies, too.
     """
 
     vllm: str
@@ -60,6 +63,8 @@ class Release:
     no_cpu: str = ""
     preload: tuple[str, ...] = ()
     note: str = ""
+    mixture: str = ""
+    kernels_of: str = ""
 
     @property
     def limits(self) -> tuple[str, ...]:
@@ -138,6 +143,8 @@ def load_matrix() -> tuple[Release, ...]:
             no_cpu=row.get("no_cpu", ""),
             preload=tuple(row.get("preload", ())),
             note=row.get("note", ""),
+            mixture=row.get("mixture", ""),
+            kernels_of=row.get("kernels_of", ""),
         )
         for row in data["release"]
     )
