@@ -262,7 +262,7 @@ def surface(session: nox.Session) -> None:
 def lint(session: nox.Session) -> None:
     """Ruff: rules and format; and the workflow files by their schema."""
     _install_group(session, "lint")
-    session.run("ruff", "check", *session.posargs)
+    session.run("ruff", "check", "--no-cache", *session.posargs)
     session.run("ruff", "format", "--check")
     workflows = sorted(map(str, Path(".github/workflows").glob("*.yml")))
     session.run("check-jsonschema", "--builtin-schema", "vendor.github-workflows", *workflows)

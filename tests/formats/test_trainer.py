@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import RELEASE
 from rows import Row
 from trainer import DATA, collate, draft_model, load_samples
 from writers import WRITERS
 
+from conftest import RELEASE
 from vllm_compat._detect.speculators import SpeculatorsRelease
 
 VOCABULARY, WIDTH, LAYERS = 64, 8, 6

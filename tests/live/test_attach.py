@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import oracle
 import pytest
-from conftest import FLOAT32_ERROR, prompt, run
 
 import vllm_compat
+from conftest import FLOAT32_ERROR, prompt, run
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,8 @@ import random
 
 import oracle
 import pytest
-from conftest import FLOAT32_ERROR, prompt, run
 
+from conftest import FLOAT32_ERROR, prompt, run
 from vllm_compat._stacked import stacked
 
 LAYERS = [5, 0, 3]

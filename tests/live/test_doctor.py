@@ -11,8 +11,8 @@ from typing import Any
 
 import models
 import pytest
-from conftest import ON_GPU
 
+from conftest import ON_GPU
 from vllm_compat import detect
 from vllm_compat.doctor.platforms import built_for
 from vllm_compat.doctor.source import Source

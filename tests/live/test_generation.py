@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import oracle
+
 from conftest import FLOAT32_ERROR, prompt, run, text
 
 

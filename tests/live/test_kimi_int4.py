@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+
 from conftest import ON_GPU, RANKS, prompt, run
 
 LAYERS = [2, 30, 58, 60, "norm"]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from conftest import prompt, run
 
 import vllm_compat
+from conftest import prompt, run
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import os
 import oracle
 import pytest
 import torch
+
 from conftest import FLOAT32_ERROR, ON_GPU, prompt, run, skip_if_faulty
 
 LAYERS = [5, 0, "norm"]

@@ -8,8 +8,8 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ON_GPU, skip_if_faulty, text
 
+from conftest import ON_GPU, skip_if_faulty, text
 from vllm_compat.extract.checksum import xxh3
 from vllm_compat.extract.journal import Entry, encode_entry, parse_journal
 from vllm_compat.formats import SampleData, get_format
