@@ -58,7 +58,7 @@ def test_one_file_for_each_sample_with_its_own_tokens(run):
 
 
 def test_states_are_those_of_the_layers_asked_for(run, model):
-    """No further from HF float32 than twice what HF's own bfloat16 is, and far from the neighbouring layers."""
+    """No further from the exact states than twice what HF's own bfloat16 is, and far from the neighbouring layers."""
     if not ON_GPU:
         skip_if_faulty("bfloat16")
     rows, output, _ = run
