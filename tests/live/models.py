@@ -80,6 +80,13 @@ def gpt2(folder: Path) -> Path:
     return _random(folder, "gpt2", config)
 
 
+def helium(folder: Path) -> Path:
+    """A class that vLLM lacks, and so leaves to HF's own layers in its Transformers backend."""
+    from transformers import HeliumConfig
+
+    return _random(folder, "helium", HeliumConfig(**_COMMON, head_dim=32))
+
+
 def _deepseek_config() -> dict[str, Any]:
     return {
         **_COMMON,

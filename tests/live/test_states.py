@@ -113,3 +113,15 @@ def test_kimi_k25_text(open_engine, model):
     reference = oracle.states(model("deepseek_v3"), token_ids)
     errors = {i: oracle.error(captured[i], reference[i]) for i in layers}
     assert max(errors.values()) < FLOAT32_ERROR, errors
+
+
+def test_the_transformers_backend(open_engine, model):
+    """HF's own layers put out [1, rows, hidden_size]."""
+    layers = [3, 0, 5, "norm"]
+    prompts = {f"t{n}": prompt(n, seed=9) for n in (1, 33, 150)}
+    # First: the backend changes HF's class for the whole process, and it can then be built inside vLLM alone.
+    references = {request_id: oracle.states(model("helium"), ids) for request_id, ids in prompts.items()}
+    engine = open_engine("helium", layer_ids=layers, max_num_batched_tokens=64)
+    for request_id, captured in run(engine, prompts).items():
+        errors = {i: oracle.error(captured[i], references[request_id][i]) for i in layers}
+        assert max(errors.values()) < FLOAT32_ERROR, errors
