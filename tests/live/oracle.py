@@ -25,11 +25,12 @@ def _layers(model: Any, num_layers: int) -> Any:
     return layers
 
 
-def states(model: Path, token_ids: Sequence[int], dtype: str = "float64") -> dict[int | str, Any]:
+def states(model: Path, token_ids: Sequence[int], dtype: str = "float32") -> dict[int | str, Any]:
     """Layer id -> [tokens, hidden_size]: the raw output of each decoder layer, and ``"norm"``.
 
-    ``hidden_states[n]`` of HF is after the final norm, hence the hooks. In float64, so that the reference's own
-    rounding does not count: float32 adds up to 5e-6 over SmolLM2's 30 layers, HF's as well as vLLM's.
+    ``hidden_states[n]`` of HF is after the final norm, hence the hooks. Over SmolLM2's 30 layers the rounding of
+    float32 adds up to 5e-6, HF's as well as vLLM's: there the reference is ``"float64"``, in which HF of 2025 cannot run
+    a mixture of experts.
     """
     import torch
 

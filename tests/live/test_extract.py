@@ -66,7 +66,7 @@ def test_states_are_those_of_the_layers_asked_for(run, model):
         token_ids = rows[index]["input_ids"]
         states = read(output, index)[0]["hidden_states"]
         exact, theirs = (
-            oracle.states(model("smollm2"), token_ids),
+            oracle.states(model("smollm2"), token_ids, "float64"),
             oracle.states(model("smollm2"), token_ids, "bfloat16"),
         )
         for place, layer in enumerate([2, 27, 15, 29]):
