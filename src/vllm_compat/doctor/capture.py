@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from vllm_compat.doctor.config import ModelConfig
-from vllm_compat.doctor.source import Class, Source, calls
+from vllm_compat.doctor.source import Class, Source, calls, self_assignments
 from vllm_compat.doctor.stack import Stack, find_layer, find_stacks
 from vllm_compat.doctor.statement import Statement
 
@@ -17,7 +17,7 @@ __all__ = ["Capture", "judge_capture"]
 
 _REGISTRY = "model_executor/models/registry.py"
 _AUTO_CLASSES = Path("models", "auto", "modeling_auto.py")  # where transformers lists its architectures
-_BATCHED = "[1, rows, hidden_size]; a tap wants [rows, hidden_size]"
+_HF_MODEL = ("model", "AutoModel.from_config")  # what vLLM's Transformers backend makes its whole model by
 _MOST_PARTS = 2  # see _adapters/states.py: the residual stream, or its two summands
 
 
@@ -66,11 +66,9 @@ def judge_capture(source: Source, config: ModelConfig) -> Capture:
         text = f"{row.module} has no class {row.name} that the source shows"
         return Capture((*statements, Statement("class", None, text, row.place)))
     statements.append(_class(source, model))
-    stack = None
-    if statements[-1].value is not False:
-        stacks = find_stacks(source, model, config.inner)
-        stack = stacks[0] if len(stacks) == 1 else None
-        statements += [_decoder(source, model, stacks), *_layer(source, stack), *_streams(source, stack)]
+    stacks = find_stacks(source, model, config.inner)
+    stack = stacks[0] if len(stacks) == 1 else None
+    statements += [_decoder(source, model, stacks), *_layer(source, stack), *_streams(source, stack)]
     return Capture(tuple(statements), model, stack)
 
 
@@ -84,9 +82,9 @@ def _unregistered(source: Source, config: ModelConfig, name: str) -> Statement:
     if old:
         text, evidence = f"{text}; {old[0]} was the last release that had it", old[1]
     if _transformers_has(name) or config.auto_map:
-        text += f"; vLLM's Transformers backend may serve it, whose layers put out {_BATCHED}"
-    else:
-        text += ", and transformers does not have it: this vLLM cannot serve it"
+        text += "; vLLM's Transformers backend may serve it, and its layers can be captured"
+        return Statement("architecture", None, text, evidence)
+    text += ", and transformers does not have it: this vLLM cannot serve it"
     return Statement("architecture", False, text, evidence)
 
 
@@ -100,27 +98,25 @@ def _transformers_has(architecture: str) -> bool:
 
 
 def _class(source: Source, model: Class) -> Statement:
-    added = _batch_dimension(source, model)
-    if added:
-        text = f"{model.name} runs transformers' own layers, which put out {_BATCHED}"
-        return Statement("class", False, text, added)
     text = f"{model.name} in {model.home}"
     return Statement("class", f"{model.home}:{model.name}", text, source.place(model.home, model.node))
 
 
-def _batch_dimension(source: Source, model: Class) -> str | None:
-    """Where the model's forward gives its input ids a batch dimension, as the Transformers backend does."""
-    found = source.method(model, "forward")
-    for node in ast.walk(found[1]) if found else ():
-        if found and isinstance(node, ast.Subscript) and ast.unparse(node) == "input_ids[None, ...]":
-            return source.place(found[0].home, node)
+def _hf_model(source: Source, model: Class) -> str | None:
+    """Where the class has transformers make the whole model, as those of vLLM's Transformers backend do."""
+    for owner in source.lineage(model):
+        for name, call in self_assignments(owner.node):
+            if (name, ast.unparse(call.func)) == _HF_MODEL:
+                return source.place(owner.home, call)
     return None
 
 
 def _decoder(source: Source, model: Class, stacks: list[Stack]) -> Statement:
     if not stacks:
-        text = "no list of layers is seen in the source"
-        return Statement("decoder", None, text, source.place(model.home, model.node))
+        text, place = "no list of layers is seen in the source", _hf_model(source, model)
+        if place:
+            text = f"{model.name} runs transformers' own layers, which can be captured, but {text}"
+        return Statement("decoder", None, text, place or source.place(model.home, model.node))
     names = [f"{s.cls.name}.{s.name}" for s in stacks]
     if len(stacks) > 1:
         text = f"none of the lists of layers is beside the vocabulary's embedding: {', '.join(names)}"

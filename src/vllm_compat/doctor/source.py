@@ -189,8 +189,8 @@ def calls(node: ast.AST, name: str) -> Iterator[ast.Call]:
 def self_assignments(node: ast.AST) -> Iterator[tuple[str, ast.Call]]:
     """``name, call`` of each ``self.name = call(...)``, tuples of targets included; the last of those is the name."""
     for child in ast.walk(node):
-        if isinstance(child, ast.Assign) and isinstance(child.value, ast.Call):
-            for target in child.targets:
+        if isinstance(child, (ast.Assign, ast.AnnAssign)) and isinstance(child.value, ast.Call):
+            for target in child.targets if isinstance(child, ast.Assign) else [child.target]:
                 last = target.elts[-1] if isinstance(target, ast.Tuple) else target
                 if isinstance(last, ast.Attribute) and ast.unparse(last.value) == "self":
                     yield last.attr, child.value

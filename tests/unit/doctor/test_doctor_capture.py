@@ -8,9 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.doctor.tree import DEEPSEEK, KIMI_CONFIG, LLAMA, LLAMA_CONFIG, MODELS, TEXT_CONFIG, find, judge, said
+from tests.unit.doctor.tree import (
+    DEEPSEEK,
+    KIMI_CONFIG,
+    LLAMA,
+    LLAMA_CONFIG,
+    MODELS,
+    TEXT_CONFIG,
+    find,
+    judge,
+    said,
+    write_tree,
+)  # fmt: skip
 
-from vllm_compat import UnsupportedModelError
+from vllm_compat import UnsupportedModelError, detect
+from vllm_compat.doctor.source import Source
 
 
 def config(architecture: str, **more: Any) -> Mapping[str, Any]:
@@ -133,7 +145,6 @@ def test_a_configuration_that_names_no_architecture(tmp_path: Path) -> None:
             "StreamsForCausalLM",
             "several residual streams, hidden_states.unsqueeze(-2).repeat(1, self.hc_mult, 1)",
         ),
-        ("NeoXForCausalLM", "TransformersForCausalLM runs transformers' own layers, which put out [1, rows, hidden"),
     ],
 )
 def test_a_model_that_cannot_be_captured_is_refused_with_the_reason(
@@ -148,14 +159,34 @@ def test_a_model_that_cannot_be_captured_is_refused_with_the_reason(
     assert why in str(caught.value)
 
 
-def test_the_batch_dimension_of_the_transformers_backend_is_seen_past_its_protocols(tmp_path: Path) -> None:
+def test_the_layers_of_the_transformers_backend_are_not_in_the_source(tmp_path: Path) -> None:
     verdict = judge(tmp_path, config("NeoXForCausalLM"))
-    assert find(verdict.statements, "class").evidence == f"{MODELS}/transformers/base.py:6"
+    assert verdict.decision.value is None
+    assert verdict.decision.text.startswith(
+        "not told: TransformersForCausalLM runs transformers' own layers, which can"
+    )
+    verdict.require_capture()
+    served = "vllm.model_executor.models.transformers:TransformersForCausalLM"
+    assert find(verdict.statements, "class").value == served
+    decoder = find(verdict.statements, "decoder")
+    assert (decoder.value, decoder.evidence) == (None, f"{MODELS}/transformers/base.py:5")
 
 
-def test_a_model_that_brings_its_own_code_would_run_in_the_transformers_backend(tmp_path: Path) -> None:
+def test_a_base_of_several_classes_comes_after_the_last_of_them(tmp_path: Path) -> None:
+    """As in Python's own order: else a protocol's empty method hides the one that a later base has."""
+    installed = detect(write_tree(tmp_path)).installed
+    assert installed
+    source = Source(installed.package, "cpu")
+    model = source.find_class("vllm.model_executor.models.transformers", "TransformersForCausalLM")
+    assert model
+    assert [c.name for c in source.lineage(model)] == ["TransformersForCausalLM", "CausalMixin", "Base", "VllmModel"]
+
+
+def test_a_model_that_brings_its_own_code_may_run_in_the_transformers_backend(tmp_path: Path) -> None:
     verdict = judge(tmp_path, config("NoSuchForCausalLM", auto_map={"AutoModel": "x.Y"}))
-    assert "vLLM's Transformers backend may serve it" in verdict.decision.text
+    assert verdict.decision.value is None
+    assert "vLLM's Transformers backend may serve it, and its layers can be captured" in verdict.decision.text
+    verdict.require_capture()
 
 
 def test_an_architecture_that_transformers_has_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,9 +197,9 @@ def test_an_architecture_that_transformers_has_too(tmp_path: Path, monkeypatch: 
     monkeypatch.delitem(sys.modules, "transformers", raising=False)
     monkeypatch.syspath_prepend(tmp_path / "site")
     mine = judge(tmp_path / "mine", config("MineForCausalLM"))
-    assert (mine.decision.value, "vLLM's Transformers backend may serve it" in mine.decision.text) == (False, True)
+    assert (mine.decision.value, "vLLM's Transformers backend may serve it" in mine.decision.text) == (None, True)
     yours = judge(tmp_path / "yours", config("YoursForCausalLM"))
-    assert "this vLLM cannot serve it" in yours.decision.text
+    assert (yours.decision.value, "this vLLM cannot serve it" in yours.decision.text) == (False, True)
 
 
 def test_nothing_can_be_captured_where_no_adapter_fits(tmp_path: Path) -> None:

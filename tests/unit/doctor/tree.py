@@ -201,7 +201,11 @@ class TwoListsForConditionalGeneration(nn.Module):
     def __init__(self):
         self.vision_tower, self.language_model = VisionEncoder(), TextDecoder()
 """,
-    f"{MODELS}/bare": "class BareForCausalLM(nn.Module): ...\n",
+    f"{MODELS}/bare": """
+class BareForCausalLM(nn.Module):
+    def __init__(self):
+        self.vision_tower = AutoModel.from_config(config=self.config.vision_config)
+""",
     f"{MODELS}/transformers/__init__": """
 from .base import Base
 from .causal import CausalMixin
@@ -217,9 +221,10 @@ class CausalMixin(VllmModel): ...
 from vllm.model_executor.models.interfaces_base import VllmModel
 
 class Base(nn.Module, VllmModel):
-    def forward(self, input_ids):
-        if input_ids is not None:
-            input_ids = input_ids[None, ...]
+    def __init__(self, *, vllm_config):
+        self.model: PreTrainedModel = AutoModel.from_config(config=vllm_config)
+
+    def forward(self, input_ids): ...
 """,
     f"{MODELS}/interfaces_base": "class VllmModel(Protocol):\n    def forward(self, input_ids): ...\n",
     "models/next/__init__": """
