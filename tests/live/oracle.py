@@ -29,8 +29,8 @@ def states(model: Path, token_ids: Sequence[int], dtype: str = "float32") -> dic
     """Layer id -> [tokens, hidden_size]: the raw output of each decoder layer, and ``"norm"``.
 
     ``hidden_states[n]`` of HF is after the final norm, hence the hooks. Over SmolLM2's 30 layers the rounding of
-    float32 adds up to 5e-6, HF's as well as vLLM's: there the reference is ``"float64"``, in which HF of 2025 cannot run
-    a mixture of experts.
+    float32 adds up to 5e-6, HF's as well as vLLM's: there the reference is ``"float64"``, in which the HF of
+    2025 cannot run a mixture of experts.
     """
     import torch
 
@@ -66,6 +66,14 @@ def greedy(model: Path, token_ids: Sequence[int], count: int) -> list[int]:
         for _ in range(count):
             ids.append(int(loaded(torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()))
     return ids[len(token_ids) :]
+
+
+def greedy_whole(model: Path, token_ids: Sequence[int], count: int) -> list[int]:
+    """The tokens and ``count`` more, or fewer where one of these ends the answer."""
+    ends = _load(model, "float32").generation_config.eos_token_id
+    answer = greedy(model, token_ids, count)
+    end = next((at for at, token in enumerate(answer) if token in (ends if isinstance(ends, list) else [ends])), count)
+    return [*token_ids, *answer[: end + 1]]
 
 
 def output_embedding(model: Path) -> Any:

@@ -3,40 +3,27 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 
 import oracle
 import pytest
+from extraction import KEPT, rows_of_text, run_extract
 from safetensors import safe_open
 
-from conftest import ON_GPU, skip_if_faulty, text
-
-LENGTHS = (40, 3, 150, 41, 300, 7, 64, 12, 90, 5, 33, 2)  # 12, more than the batch holds; one longer than is kept
-KEPT = 256
+from conftest import ON_GPU, skip_if_faulty
 
 
 @pytest.fixture(scope="module")
 def run(model, tmp_path_factory):
     """Files of one run, and what it printed."""
-    folder = tmp_path_factory.mktemp("extract")
-    rows = [
-        {
-            "input_ids": text(model("smollm2"), n, ("comparisons", "numeric-types", "strings")[i % 3]),
-            "loss_mask": [int(p >= n // 2) for p in range(n)],
-            "id": f"row {i}",
-        }
-        for i, n in enumerate(LENGTHS)
-    ]
-    data = folder / "tokenized_data.jsonl"
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    output = folder / "states"
-    command = (
-        f"-m vllm_compat.extract --model-path {model('smollm2')} --prepared-data {data} --output-dir {output} "
-        f"--batch-size 2 --max-seq-len {KEPT} --tp-size 1 --gpu-memory-utilization 0.80 --layer-ids 2 27 15 29"
-    )
-    done = subprocess.run([sys.executable, *command.split()], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
+    rows = rows_of_text(model("smollm2"))
+    for row in rows:
+        length = len(row["input_ids"])
+        row["loss_mask"] = [int(p >= length // 2) for p in range(length)]
+    options = "--batch-size 2 --tp-size 1 --gpu-memory-utilization 0.80 --layer-ids 2 27 15 29"
+    output, done = run_extract(model("smollm2"), tmp_path_factory.mktemp("extract"), rows, *options.split())
     return rows, output, done
 
 
@@ -82,6 +69,14 @@ def test_the_run_says_what_it_did(run):
     assert "tokens/s" in done.stderr
     assert "MB/s" in done.stderr
     assert "1 samples cut" in done.stderr
+
+
+def test_it_rehearsed_before_the_load(run):
+    """The first layers of this very model, through the whole path."""
+    *_, done = run
+    said = re.search(r"rehearsal: (\d) of 30 layers, (\d+) samples of 1 to 256 tokens", done.stderr)
+    assert said, done.stderr[-4000:]
+    assert said.end() < done.stderr.index("all 12 samples are written")
 
 
 def test_a_bad_line_is_named_before_the_model_loads(run, model, tmp_path):

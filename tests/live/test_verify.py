@@ -8,15 +8,15 @@ import subprocess
 import sys
 
 import pytest
+from extraction import LENGTHS, rows_of_text, run_extract
 
-from conftest import ON_GPU, skip_if_faulty, text
+from conftest import ON_GPU, skip_if_faulty
 from vllm_compat.extract.checksum import xxh3
 from vllm_compat.extract.journal import Entry, encode_entry, parse_journal
 from vllm_compat.formats import SampleData, get_format
 from vllm_compat.verify import VerifyConfig, verify
 
 LAYERS = (2, 15, 27, 29, "norm")
-LENGTHS = (40, 3, 150, 41, 300, 7, 64, 12, 90, 5, 33, 2)
 JOURNAL = "journal-0-of-1.jsonl"
 
 
@@ -25,18 +25,9 @@ def run(model, tmp_path_factory):
     """The folder of a run of SmolLM2 in bfloat16."""
     if not ON_GPU:
         skip_if_faulty("bfloat16")
-    folder = tmp_path_factory.mktemp("verify")
-    topics = ("comparisons", "numeric-types", "strings")
-    rows = [{"input_ids": text(model("smollm2"), n, topics[i % 3]), "id": f"row {i}"} for i, n in enumerate(LENGTHS)]
-    data = folder / "tokenized_data.jsonl"
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    output = folder / "states"
-    command = (
-        f"-m vllm_compat.extract --model-path {model('smollm2')} --prepared-data {data} --output-dir {output} "
-        f"--batch-size 4 --max-seq-len 256 --layer-ids {' '.join(map(str, LAYERS))}"
-    )
-    done = subprocess.run([sys.executable, *command.split()], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
+    rows = rows_of_text(model("smollm2"))
+    options = f"--batch-size 4 --no-rehearsal --layer-ids {' '.join(map(str, LAYERS))}"
+    output, _ = run_extract(model("smollm2"), tmp_path_factory.mktemp("verify"), rows, *options.split())
     return output
 
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import json
-import logging
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from vllm_compat._layers import parse_layer_id
+from vllm_compat._logging import logging_to_stderr
 from vllm_compat.convert.config import ConvertConfig
 from vllm_compat.convert.run import convert
 from vllm_compat.errors import StoppedError, VllmCompatError
@@ -33,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     options = vars(make_parser().parse_args(argv))
     as_json = options.pop("json")
-    with _logging_to_stderr(), stop_on_signals() as stop:
+    with logging_to_stderr(), stop_on_signals() as stop:
         try:
             summary = convert(_config_of(options), progress=show, stop=stop)
         except VllmCompatError as error:
@@ -84,18 +83,3 @@ def _layer_id(text: str) -> LayerId:
         return parse_layer_id(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
-
-
-@contextlib.contextmanager
-def _logging_to_stderr() -> Generator[None, None, None]:
-    logger = logging.getLogger("vllm_compat")
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S"))
-    level = logger.level
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-        logger.removeHandler(handler)

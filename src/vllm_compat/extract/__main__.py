@@ -1,19 +1,21 @@
-"""``python -m vllm_compat.extract``: exit code 0 when every sample of the shard is written, else the error's own."""
+"""``python -m vllm_compat.extract``: exit code 0 when all is written (or estimated), else the error's own."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import json
-import logging
 import os
 import sys
 from collections.abc import Generator, Sequence
 from typing import TextIO
 
-from vllm_compat.errors import StoppedError, VllmCompatError
+from vllm_compat._logging import logging_to_stderr
+from vllm_compat.errors import StoppedError, UsageError, VllmCompatError
 from vllm_compat.extract.cli import config_of, make_parser, same_dashes
+from vllm_compat.extract.estimate import estimate_of
 from vllm_compat.extract.progress import show
+from vllm_compat.extract.replicas import extract_on_ray
 from vllm_compat.extract.run import extract
 from vllm_compat.extract.stop import stop_on_signals
 
@@ -29,11 +31,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         SystemExit: with 0 after ``--help``, with 2 for options that argparse refuses.
     """
     options = make_parser().parse_args(same_dashes(sys.argv[1:] if argv is None else argv))
-    with _logging_to_stderr(), contextlib.ExitStack() as stack:
+    with logging_to_stderr(), contextlib.ExitStack() as stack:
         out = stack.enter_context(_stdout_reserved()) if options.json else None
         stop = stack.enter_context(stop_on_signals())
         try:
-            summary = extract(config_of(options), progress=show, stop=stop)
+            config, tokens_per_second = config_of(options), options.tokens_per_second
+            if options.estimate:
+                expected = estimate_of(config, tokens_per_second)
+                print(json.dumps(expected.as_dict()) if out else expected, file=out)
+                return UsageError.exit_code if expected.refusal else 0
+            if options.replicas is not None:
+                summary = extract_on_ray(config, options.replicas, show, stop, tokens_per_second)
+            else:
+                summary = extract(config, progress=show, stop=stop, tokens_per_second=tokens_per_second)
         except VllmCompatError as error:
             print(f"error: {error}", file=sys.stderr)
             return error.exit_code
@@ -44,21 +54,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         if out:
             print(json.dumps(dataclasses.asdict(summary)), file=out)
     return 0
-
-
-@contextlib.contextmanager
-def _logging_to_stderr() -> Generator[None, None, None]:
-    logger = logging.getLogger("vllm_compat")
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S"))
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    propagate, logger.propagate = logger.propagate, False  # something that vLLM imports may log every line again
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        logger.propagate = propagate
 
 
 @contextlib.contextmanager

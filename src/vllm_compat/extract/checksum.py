@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from importlib import import_module
+from pathlib import Path
 from typing import Protocol
 
 from vllm_compat.errors import UsageError
 
-__all__ = ["Hasher", "new_hash", "xxh3"]
+__all__ = ["Hasher", "new_hash", "xxh3", "xxh3_128", "xxh3_of_file"]
+
+
+_PART = 1 << 20
 
 
 class Hasher(Protocol):
@@ -48,3 +52,25 @@ def xxh3(parts: Iterable[bytes | memoryview]) -> str:
     for part in parts:
         hasher.update(part)
     return hasher.hexdigest()
+
+
+def xxh3_128(data: bytes) -> int:
+    """The digest of 128 bits.
+
+    Raises:
+        UsageError: the package ``xxhash`` is not installed.
+    """
+    new_hash()  # its error says what to install
+    digest: int = import_module("xxhash").xxh3_128_intdigest(data)
+    return digest
+
+
+def xxh3_of_file(path: Path) -> str:
+    """The digest of a file.
+
+    Raises:
+        OSError: it cannot be read.
+        UsageError: the package ``xxhash`` is not installed.
+    """
+    with path.open("rb") as file:
+        return xxh3(iter(lambda: file.read(_PART), b""))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 from collections.abc import Sequence
 from typing import Any
 
 from vllm_compat._layers import parse_layer_id
 from vllm_compat.errors import UsageError
-from vllm_compat.extract.config import ON_NONFINITE, SAVE_DTYPES, ExtractConfig
+from vllm_compat.extract.config import ON_NONFINITE, OVERLONG, SAVE_DTYPES, ExtractConfig
 from vllm_compat.formats import FORMATS
 from vllm_compat.types import LayerId
 
@@ -38,7 +39,8 @@ def make_parser() -> argparse.ArgumentParser:
         "--prepared-data",
         required=True,
         metavar="FILE",
-        help="JSONL, a row for each sample: input_ids, and optionally loss_mask and id",
+        help="JSONL (plain, gzip or zstd), parquet, arrow, or the folder of a saved dataset; a row for each sample: "
+        "input_ids and optionally loss_mask, or messages or text for the model's own tokenizer; optionally id",
     )
     add("--output-dir", required=True, metavar="DIR", help="where the samples, run.json and the journals go")
     add(
@@ -63,6 +65,13 @@ def make_parser() -> argparse.ArgumentParser:
         help="the most samples under way at once (default: %(default)s)",
     )
     add("--max-seq-len", type=int, default=2048, metavar="N", help="tokens kept of a sample (default: %(default)s)")
+    add(
+        "--overlong",
+        choices=OVERLONG,
+        default="truncate",
+        help="what becomes of a sample of more tokens: it is cut, left out and named, or refused before anything "
+        "starts (default: %(default)s)",
+    )
     add("--num-samples", type=int, metavar="N", help="only the first N samples (default: all)")
     add(
         "--tp-size",
@@ -92,6 +101,13 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="I/N",
         help="only the samples whose number modulo N is I; N processes into one folder, the last to end seals it",
     )
+    add(
+        "--replicas",
+        type=int,
+        metavar="N",
+        help="N replicas of the model on a Ray cluster, each with --tp-size GPUs; what a lost one had is done by the "
+        "others (extra: ray)",
+    )
     add("--writers", type=int, default=2, metavar="N", help="threads that write files (default: %(default)s)")
     add(
         "--max-pending-gb",
@@ -102,14 +118,47 @@ def make_parser() -> argparse.ArgumentParser:
         help="GiB of states that may wait to be written, beyond which the engine waits (default: 2)",
     )
     add("--max-num-batched-tokens", type=int, metavar="N", help="the most tokens of one step (default: vLLM's)")
+    add(
+        "--generate",
+        type=int,
+        default=0,
+        metavar="N",
+        help="take the samples for prompts: the model answers each with at most N tokens, and both are saved",
+    )
+    add(
+        "--sampling",
+        action="append",
+        type=_option,
+        default=[],
+        metavar="NAME=JSON",
+        help="how answers are sampled, e.g. temperature=0.7 or seed=1; repeatable (default: greedy)",
+    )
     add("--trust-remote-code", action="store_true", help="let the model bring its own code")
     add(
         "--engine-option",
         action="append",
-        type=_engine_option,
+        type=_option,
         default=[],
         metavar="NAME=JSON",
         help="one more option of the engine, e.g. seed=1 or 'quantization=\"fp8\"'; repeatable",
+    )
+    add(
+        "--estimate",
+        action="store_true",
+        help="check everything and say what the run will take, in tokens, bytes and memory; extract nothing",
+    )
+    add(
+        "--tokens-per-second",
+        type=float,
+        metavar="N",
+        help="what the estimate takes for the speed of this process, or of all replicas together, to say how long it "
+        "will be at it",
+    )
+    add(
+        "--no-rehearsal",
+        dest="rehearsal",
+        action="store_false",
+        help="load the model without running its first layers with made-up weights before",
     )
     add("--json", action="store_true", help="print the summary as one JSON object on stdout; all else goes to stderr")
     return parser
@@ -122,16 +171,23 @@ def config_of(options: argparse.Namespace) -> ExtractConfig:
         UsageError: a value that cannot mean anything, or an engine option given twice.
     """
     values = vars(options)
-    engine_options: dict[str, Any] = {}
-    for name, value in values["engine_option"]:
-        if name in engine_options:
-            raise UsageError(f"--engine-option {name} is given twice")
-        engine_options[name] = value
     layer_ids: list[LayerId] | None = values["layer_ids"]
-    taken = {name: value for name, value in values.items() if name not in ("engine_option", "layer_ids", "json")}
+    own = {f.name for f in dataclasses.fields(ExtractConfig)} - {"layer_ids", "engine_options", "sampling"}
     return ExtractConfig(
-        **taken, layer_ids=None if layer_ids is None else tuple(layer_ids), engine_options=engine_options
+        **{name: value for name, value in values.items() if name in own},
+        layer_ids=None if layer_ids is None else tuple(layer_ids),
+        engine_options=_once("--engine-option", values["engine_option"]),
+        sampling=_once("--sampling", values["sampling"]),
     )
+
+
+def _once(option: str, pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise UsageError(f"{option} {name} is given twice")
+        found[name] = value
+    return found
 
 
 def _same_dashes(option: str) -> str:
@@ -160,7 +216,7 @@ def _gib(text: str) -> int:
         raise argparse.ArgumentTypeError(f"wants a number of GiB, found {text!r}") from None
 
 
-def _engine_option(text: str) -> tuple[str, Any]:
+def _option(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not name or not equals:
         raise argparse.ArgumentTypeError(f"wants NAME=JSON, found {text!r}")

@@ -52,7 +52,10 @@ class Estimate:
         truncated: samples that lose tokens by it.
         longest: tokens of the longest sample after it.
         owed_samples: samples that are not done, of all shards.
-        owed_tokens: tokens of these; more by those of samples that were skipped.
+        owed_tokens: tokens of these; more by those of samples that were skipped. With answers about the most.
+        copied_samples: of the owed ones those whose tokens another one has; they are made from its file.
+        copied_tokens: tokens of these, which the model does not see.
+        left_out: samples of the input with more tokens than may be, which are left out.
         state_bytes_per_token: of states on disk.
         disk_bytes: what is still to be written, by all shards.
         free_bytes: on the output folder's file system.
@@ -73,6 +76,9 @@ class Estimate:
     longest: int
     owed_samples: int
     owed_tokens: int
+    copied_samples: int
+    copied_tokens: int
+    left_out: int
     state_bytes_per_token: Figure
     disk_bytes: Figure
     free_bytes: Figure
@@ -101,8 +107,9 @@ class Estimate:
 
     def __str__(self) -> str:
         lines = [
-            f"samples: {self.samples:,}, {self.tokens:,} tokens, {self.longest:,} at most; {self.truncated:,} are cut",
-            f"to be done: {self.owed_samples:,} samples, {self.owed_tokens:,} tokens",
+            f"samples: {self.samples:,}, {self.tokens:,} tokens, {self.longest:,} at most; {self.truncated:,} are cut"
+            + (f", {self.left_out:,} left out" if self.left_out else ""),
+            f"to be done: {self.owed_samples:,} samples, {self.owed_tokens:,} tokens{self._copied()}",
             f"states on disk: {_shown(self.state_bytes_per_token, 1, ',.0f', ' bytes a token')}",
             f"files: {_shown(self.disk_bytes, _GB, ',.3f', ' GB')}",
             f"free: {_shown(self.free_bytes, _GB, ',.3f', ' GB')}; {_shown(self.free_files, 1, ',.0f', ' more files')}",
@@ -121,6 +128,14 @@ class Estimate:
             lines.append(f"refused: {self.refusal}")
         return "\n".join(lines)
 
+    def _copied(self) -> str:
+        if not self.copied_samples:
+            return ""
+        return (
+            f"; of these {self.copied_samples:,} samples, {self.copied_tokens:,} tokens are copies of others, which "
+            f"the model does not see: {self.owed_tokens - self.copied_tokens:,} tokens to be computed"
+        )
+
 
 def estimate_of(config: ExtractConfig, tokens_per_second: float | None = None) -> Estimate:
     """The estimate of a run that is not begun; an output folder is made, and nothing is written to it.
@@ -133,7 +148,14 @@ def estimate_of(config: ExtractConfig, tokens_per_second: float | None = None) -
     return estimate(plan, config, done, tokens_per_second)
 
 
-def estimate(plan: Plan, config: ExtractConfig, done: Done, tokens_per_second: float | None = None) -> Estimate:
+def estimate(
+    plan: Plan,
+    config: ExtractConfig,
+    done: Done,
+    tokens_per_second: float | None = None,
+    *,
+    division: int | None = None,
+) -> Estimate:
     """What is still to be done of a run, and what that takes.
 
     Args:
@@ -141,6 +163,7 @@ def estimate(plan: Plan, config: ExtractConfig, done: Done, tokens_per_second: f
         config: of the run.
         done: what is done, by whatever process.
         tokens_per_second: of this process; None when not known.
+        division: into how many shards the samples are divided, where it is not by ``config.shard``.
 
     Raises:
         UsageError: a rate that cannot be one.
@@ -150,12 +173,17 @@ def estimate(plan: Plan, config: ExtractConfig, done: Done, tokens_per_second: f
     found = plan.input
     samples, tokens = found.num_samples - len(done), found.num_tokens - done.tokens
     least = max(0, tokens - done.num_skipped * found.longest)
+    if config.generate:  # what is done has answers, too, and nobody knows how long the others will be
+        tokens = round(samples * (found.num_tokens / found.num_samples + config.generate))
+        least = 0
     states = _state_bytes_per_token(plan, config)
     disk = _disk_bytes(states, samples, tokens, plan)
     free, files = _free(plan)
     kv = Figure(*kv_bytes_per_token(config))
     room = config.batch_size * plan.max_model_len
-    hours, rate, to_disk = _rates(config, done, samples, tokens, disk, tokens_per_second)
+    copied_samples, copied_tokens = _copied(plan, config, done, division or config.shard[1])
+    computed = max(0, tokens - copied_tokens)
+    hours, rate, to_disk = _rates(config, done, samples, computed, disk, tokens_per_second)
     warnings, refusal = _judge(plan, samples, least, states, disk, free, files)
     return Estimate(
         samples=found.num_samples,
@@ -164,6 +192,9 @@ def estimate(plan: Plan, config: ExtractConfig, done: Done, tokens_per_second: f
         longest=found.longest,
         owed_samples=samples,
         owed_tokens=tokens,
+        copied_samples=copied_samples,
+        copied_tokens=copied_tokens,
+        left_out=found.num_left_out,
         state_bytes_per_token=states,
         disk_bytes=disk,
         free_bytes=free,
@@ -177,6 +208,16 @@ def estimate(plan: Plan, config: ExtractConfig, done: Done, tokens_per_second: f
         warnings=warnings,
         refusal=refusal,
     )
+
+
+def _copied(plan: Plan, config: ExtractConfig, done: Done, division: int) -> tuple[int, int]:
+    """How many samples are owed whose tokens an earlier one of their shard has, and the tokens of all of these."""
+    samples = tokens = 0
+    for count, members in plan.input.duplicates.groups() if plan.input.duplicates else ():
+        firsts: dict[int, int] = {}
+        owed = sum(firsts.setdefault(index % division, index) != index and done.owes(index) for index in members)
+        samples, tokens = samples + owed, tokens + owed * (count + config.generate)
+    return samples, tokens
 
 
 def _state_bytes_per_token(plan: Plan, config: ExtractConfig) -> Figure:
@@ -224,7 +265,7 @@ def _host_bytes(plan: Plan, config: ExtractConfig, states: Figure) -> Figure:
         return Figure(
             None, states.how if states.value is None else f"the size of dtype {config.dtype!r} is unknown here"
         )
-    longest = plan.input.longest
+    longest = min(plan.input.longest + config.generate, plan.max_model_len)
     captured = longest * len(plan.layer_ids) * width * element
     size = (
         2 * config.batch_size * captured

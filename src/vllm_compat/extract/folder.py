@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Generator
+from array import array
+from collections.abc import Generator, Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -14,16 +15,17 @@ from vllm_compat.extract.config import ExtractConfig
 from vllm_compat.extract.done import Done, SealedEntries, read_done
 from vllm_compat.extract.files import sync_file
 from vllm_compat.extract.identity import check_same_run
-from vllm_compat.extract.inputs import Sample, read_samples
-from vllm_compat.extract.journal import Journal, find_journals
-from vllm_compat.extract.locks import is_locked, locked_folder
+from vllm_compat.extract.inputs import Originals, Sample, read_samples
+from vllm_compat.extract.journal import Entry, Journal, find_journals, has_begun
+from vllm_compat.extract.locks import ShardBusyError, is_locked, locked_folder
+from vllm_compat.extract.merging import keep_duplicates, may_merge
 from vllm_compat.extract.plan import Plan
 from vllm_compat.extract.record import Effort, Record, Summary, read_record, versions, write_record
 from vllm_compat.extract.store import Store
 from vllm_compat.extract.sweep import find_strangers, sweep
-from vllm_compat.formats import SealedRun
+from vllm_compat.formats import FORMATS, Row, SealedRun, get_format
 
-__all__ = ["RunFolder", "open_run"]
+__all__ = ["RunFolder", "begin_run", "open_run"]
 
 logger = logging.getLogger(__name__)
 
@@ -41,21 +43,60 @@ class RunFolder:
         self.store = store
         self._plan = plan
         self._shard = config.shard
+        self._generate = bool(config.generate)
         self._kept = len(done)
+        found = plan.input.duplicates
+        self._originals = found.originals(config.shard) if found and may_merge(config) else Originals()
 
     @property
     def num_owed(self) -> int:
         """How many samples of the shard are still to be done."""
         return self.done.owed(self._shard)
 
+    @property
+    def num_owed_duplicates(self) -> int:
+        """How many of them have the tokens of an earlier sample of the shard."""
+        return sum(self.done.owes(index) for index, _, _ in self._originals)
+
+    def originals_of_owed(self) -> array[int]:
+        """The samples that have the tokens of these, rising."""
+        return array("Q", sorted({original for index, original, _ in self._originals if self.done.owes(index)}))
+
+    def owed_duplicates(self) -> Generator[tuple[Sample, int], None, None]:
+        """These, each with the number of the sample that has its tokens; the lines of others are not parsed.
+
+        Raises:
+            InputChangedError: the input is not the one that was checked.
+        """
+        originals = self._originals
+        found = read_samples(self._plan.input, lambda index: index in originals and self.done.owes(index))
+        with contextlib.closing(found):
+            for sample in found:
+                original = originals.of(sample.index)
+                assert original is not None
+                yield sample, original
+
     def owed_samples(self) -> Generator[Sample, None, None]:
-        """The samples of the shard that are still to be done; the lines of others are not parsed.
+        """The samples of the shard that are still to be computed; the lines of others are not parsed.
+
+        Those that are to be left out for their length are, on the way.
 
         Raises:
             InputChangedError: the input is not the one that was checked.
         """
         mine, count = self._shard
-        return read_samples(self._plan.input, lambda index: index % count == mine and self.done.owes(index))
+
+        def wanted(index: int) -> bool:
+            return index % count == mine and self.done.owes(index) and index not in self._originals
+
+        found = read_samples(self._plan.input, wanted)
+        with contextlib.closing(found):
+            for sample in found:
+                if not sample.overlong:
+                    yield sample
+                    continue
+                why = f"{sample.overlong} tokens, and the limit is {self._plan.input.max_tokens}"
+                self.store.skip(Entry(sample.index, "", 0, "", sample.overlong, None, sample.id, skipped=why))
 
     def seal(self, effort: Effort, num_layers: int | None) -> Summary:
         """Prove that all is done, write the sidecars, and say so in ``run.json``; or leave that to the last shard.
@@ -96,6 +137,8 @@ class RunFolder:
             bytes=done.bytes,
             seconds=effort.seconds,
             truncated=self._plan.input.num_truncated,
+            overlong=self._plan.input.num_left_out,
+            copied=effort.copied,
             tokens_per_second=effort.tokens / max(effort.seconds, 1e-9),
             output_dir=str(self._plan.output_dir),
             complete=done.complete,
@@ -108,13 +151,23 @@ class RunFolder:
         plan = self._plan
         return SealedRun(
             entries=entries,
-            rows=lambda: read_samples(plan.input),
+            rows=lambda: self._answered(entries) if self._generate else read_samples(plan.input),
             num_samples=plan.input.num_samples,
             layer_ids=plan.layer_ids,
             num_layers=num_layers,
             model=str(plan.record.identity["model"]),
             config=plan.record.about["config"],
         )
+
+    def _answered(self, entries: SealedEntries) -> Iterator[Row]:
+        """Prompts and answers, which the files alone have; of a skipped sample the prompt."""
+        plan = self._plan
+        have = bytearray(plan.input.num_samples)
+        for entry in entries:
+            have[entry.index] = bool(entry.file)
+        prompts = read_samples(plan.input, lambda index: not have[index])
+        for entry in entries:
+            yield plan.format.row(plan.output_dir / entry.file) if entry.file else next(prompts)
 
 
 @contextlib.contextmanager
@@ -134,6 +187,7 @@ def open_run(plan: Plan, config: ExtractConfig) -> Generator[RunFolder, None, No
             journal = Journal(folder, config.shard)
             stack.callback(journal.close)
             _refuse_other_divisions(folder, config.shard)
+            keep_duplicates(folder, plan.input)
             sweep(folder, config.shard)
         done, ends = read_done(folder, total)
         journal.recover(ends[journal.path])
@@ -144,11 +198,32 @@ def open_run(plan: Plan, config: ExtractConfig) -> Generator[RunFolder, None, No
         yield RunFolder(plan, config, done, Store(folder, plan.format, journal, config.shard, done))
 
 
+def begin_run(plan: Plan, count: int) -> Done:
+    """Begin a run, or go on with the one that is there, for other processes that will do its ``count`` shards.
+
+    Returns:
+        What is done.
+
+    Raises:
+        RunMismatchError: the folder's run is another.
+        UsageError: the shards are divided otherwise by processes that are at work, or there are foreign samples.
+        JournalError: a journal that was changed.
+        StorageError: the file system refused.
+    """
+    with locked_folder(plan.output_dir):
+        _agreed_record(plan)
+        _refuse_other_divisions(plan.output_dir, (0, count))
+        keep_duplicates(plan.output_dir, plan.input)
+    done, _ = read_done(plan.output_dir, plan.input.num_samples)
+    return done
+
+
 def _agreed_record(plan: Plan) -> Record:
-    """The folder's record, written if this process is the first."""
+    """The folder's record, written if this process is the first, or all before it came to nothing."""
     folder = plan.output_dir
     before = read_record(folder)
-    if before:
+    begun = has_begun(folder)
+    if before and (begun or before.identity == plan.record.identity):
         check_same_run(folder, before.identity, plan.record.identity)
         now = versions()["vllm_version"]
         if before.about.get("vllm_version") != now:
@@ -161,9 +236,8 @@ def _agreed_record(plan: Plan) -> Record:
             before = dataclasses.replace(before, input=plan.record.input)
             write_record(folder, before)
         return before
-    old = next(find_strangers(folder, plan.format), None) or next(
-        (path.name for path, _ in find_journals(folder)), None
-    )
+    left = (name for form in FORMATS for name in find_strangers(folder, get_format(form)))
+    old = next(left, None) or (begun and next((path.name for path, _ in find_journals(folder)), None))
     if old:
         raise UsageError(
             f"{folder} already has samples of an earlier run ({old}) and no record of it, which must not be mixed with "
@@ -177,7 +251,7 @@ def _refuse_other_divisions(folder: Path, shard: tuple[int, int]) -> None:
     """Two ways to divide the samples, both at work, would do samples twice."""
     for path, (_, count) in find_journals(folder):
         if count != shard[1] and is_locked(path):
-            raise UsageError(
+            raise ShardBusyError(
                 f"a process with --shard I/{count} is at work in {folder}; this one has {shard[0]}/{shard[1]}. Wait "
                 "for it, or divide in the same way"
             )

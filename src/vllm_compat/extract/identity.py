@@ -45,8 +45,10 @@ def identify(
         "dtype": config.dtype,
         "save_dtype": config.save_dtype,
         "format": config.format,
+        **({"overlong": config.overlong} if config.overlong != "truncate" else {}),  # as runs before it had it
         "num_samples": checked.num_samples,
         "input_xxh3": checked.xxh3,
+        **({"generate": config.generate, "sampling": dict(config.sampling)} if config.generate else {}),
         "engine_options": {name: value for name, value in config.engine_options.items() if name not in _FREE},
     }
     plain: dict[str, Any] = json.loads(json.dumps(found, default=str))

@@ -16,9 +16,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from vllm_compat.errors import JournalError, UsageError
+from vllm_compat.errors import JournalError
 from vllm_compat.extract.files import AppendOnly, storage
-from vllm_compat.extract.locks import lock, unlock
+from vllm_compat.extract.locks import ShardBusyError, is_locked, lock, unlock
 
 __all__ = [
     "Entry",
@@ -26,6 +26,7 @@ __all__ = [
     "encode_entry",
     "entry_at",
     "find_journals",
+    "has_begun",
     "journal_name",
     "parse_journal",
     "read_journal",
@@ -144,6 +145,15 @@ def find_journals(folder: Path) -> list[tuple[Path, tuple[int, int]]]:
     return sorted(((folder / name, shard) for name, shard in found), key=lambda item: item[1][::-1])
 
 
+def has_begun(folder: Path) -> bool:
+    """Whether a run of this folder has done anything, or is at work: what has not may be another run.
+
+    Raises:
+        StorageError: the folder or a journal cannot be read.
+    """
+    return any(path.stat().st_size or is_locked(path) for path, _ in find_journals(folder))
+
+
 class Journal:
     """The journal that this process adds to, locked for as long as it is open."""
 
@@ -151,7 +161,7 @@ class Journal:
         """Open it, made when missing.
 
         Raises:
-            UsageError: another process has it.
+            ShardBusyError: another process has it.
             StorageError: it cannot be opened.
         """
         self.path = folder / journal_name(shard)
@@ -163,7 +173,7 @@ class Journal:
             raise
         if not locked:
             self._file.close()
-            raise UsageError(
+            raise ShardBusyError(
                 f"another process extracts shard {shard[0]}/{shard[1]} into {folder}. Wait for it, or give every "
                 "process a shard of its own (--shard)"
             )

@@ -13,15 +13,20 @@ import os
 from collections.abc import Generator
 from pathlib import Path
 
+from vllm_compat.errors import UsageError
 from vllm_compat.extract.files import storage
 
-__all__ = ["LOCK_FILE", "is_locked", "lock", "locked_folder", "unlock"]
+__all__ = ["LOCK_FILE", "ShardBusyError", "is_locked", "lock", "locked_folder", "unlock"]
 
 LOCK_FILE = ".lock"
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL})
 _BUSY = frozenset({errno.EAGAIN, errno.EACCES})
 
 logger = logging.getLogger(__name__)
+
+
+class ShardBusyError(UsageError):
+    """Another process is at work where this one wanted to be; it may be one that is about to end."""
 
 
 class _Held:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
-from dataclasses import dataclass, field
+import os
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from vllm_compat._layers import check_layer_ids
 from vllm_compat.engine import Engine
@@ -12,44 +14,84 @@ from vllm_compat.errors import InputError, InputProblem, StorageError, UsageErro
 from vllm_compat.extract.config import ExtractConfig
 from vllm_compat.extract.files import make_folder
 from vllm_compat.extract.identity import check_same_run, identify
-from vllm_compat.extract.inputs import CheckedInput, check_input
+from vllm_compat.extract.inputs import CheckedInput, TokenizerSource, check_input
+from vllm_compat.extract.journal import has_begun
+from vllm_compat.extract.merging import may_merge, read_duplicates
 from vllm_compat.extract.model import choose_layer_ids, read_model_facts
 from vllm_compat.extract.record import Record, read_record, record_of
 from vllm_compat.extract.revision import find_revision
 from vllm_compat.formats import Format, get_format
 from vllm_compat.types import LayerId
 
-__all__ = ["Plan", "check_engine", "make_plan"]
+__all__ = ["Job", "Plan", "check_engine", "make_job", "make_plan"]
 
 _OF_THE_NAME = frozenset({errno.ENOTDIR, errno.EEXIST, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG})
-_ELEMENT_BYTES = {"bfloat16": 2, "float32": 4}
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """A run that nothing speaks against.
+class Job:
+    """What is to be run, and nothing speaks against it.
 
     Attributes:
         layer_ids: what to capture.
         num_layers: decoder layers of the model; None where the model does not say.
         max_model_len: for the engine: the longest prompt and the token sampled after it.
         input: the checked input.
-        format: how samples lie on disk.
-        output_dir: an existing folder.
         revision: which weights the model's name stands for; None when not known.
-        record: what ``run.json`` says of this run while it is not complete.
-        bytes_per_token: of states on disk; None where the model's width or the dtype is not known yet.
     """
 
     layer_ids: tuple[LayerId, ...]
     num_layers: int | None
     max_model_len: int
     input: CheckedInput
+    revision: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan(Job):
+    """A job whose samples go to files.
+
+    Attributes:
+        format: how samples lie on disk.
+        output_dir: an existing folder.
+        record: what ``run.json`` says of this run while it is not complete.
+    """
+
     format: Format
     output_dir: Path
-    revision: str | None
     record: Record = field(repr=False)
-    bytes_per_token: int | None
+
+
+def make_job(config: ExtractConfig, engine: Engine | None = None, record: Record | None = None) -> Job:
+    """Check layer ids and input.
+
+    Args:
+        config: what was asked for.
+        engine: the caller's own, whose layer ids are the default then.
+        record: of the same run, whose check of the input is taken over as long as the input is untouched.
+
+    Raises:
+        UsageError: layer ids that will not do, or prompts that would be cut.
+        InputError: an input that will not do.
+    """
+    facts = read_model_facts(config.model, config.engine_options)
+    asked = engine.layer_ids if engine and config.layer_ids is None else config.layer_ids
+    layer_ids = choose_layer_ids(asked, facts)
+    max_model_len = min(config.max_seq_len + 1, facts.max_positions or config.max_seq_len + 1)
+    checked = _check_input(config, max_model_len - 1, facts.vocab_size, record)
+    if config.generate and checked.num_truncated:
+        raise UsageError(
+            f"{checked.num_truncated} of {checked.num_samples} prompts have more than {checked.max_tokens} tokens, and "
+            "the answer to a prompt that is cut is one to another question. Give a higher --max-seq-len, or --overlong "
+            "skip or fail"
+        )
+    revision = find_revision(config.model, config.engine_options)
+    if config.trust_remote_code and revision is None:
+        raise UsageError(
+            f"--trust-remote-code runs whatever code {config.model} has when it is fetched, and which revision that is "
+            "is not known. Give --engine-option 'revision=\"COMMIT\"', or a local folder"
+        )
+    return Job(layer_ids, facts.num_layers, max_model_len, checked, revision)
 
 
 def make_plan(config: ExtractConfig, engine: Engine | None = None) -> Plan:
@@ -60,63 +102,84 @@ def make_plan(config: ExtractConfig, engine: Engine | None = None) -> Plan:
         engine: the caller's own, whose layer ids are the default then.
 
     Raises:
-        UsageError: layer ids or an output folder that will not do.
+        UsageError: layer ids, prompts or an output folder that will not do.
         InputError: an input that will not do.
         JournalError: a record in the output folder that cannot be understood.
     """
+    if not os.fspath(config.output_dir):
+        raise UsageError("no output_dir is given; stream() is the one that goes without")
     facts = read_model_facts(config.model, config.engine_options)
-    form = get_format(config.format)
     asked = engine.layer_ids if engine and config.layer_ids is None else config.layer_ids
-    layer_ids = choose_layer_ids(asked, facts)
-    form.check(layer_ids, facts.num_layers)
-    max_model_len = min(config.max_seq_len + 1, facts.max_positions or config.max_seq_len + 1)
+    form = get_format(config.format)
+    form.check(choose_layer_ids(asked, facts), facts.num_layers)
     output_dir = _output_folder(Path(config.output_dir))
     before = read_record(output_dir)
-    checked = _check_input(config, max_model_len - 1, facts.vocab_size, before)
-    revision = find_revision(config.model, config.engine_options)
-    identity = identify(config, layer_ids, checked, revision)
-    if before:
+    job = make_job(config, engine, before)
+    identity = identify(config, job.layer_ids, job.input, job.revision)
+    if before and has_begun(output_dir):
         check_same_run(output_dir, before.identity, identity)
-    width, element = facts.hidden_size, _ELEMENT_BYTES.get(config.save_dtype)
     return Plan(
-        layer_ids=layer_ids,
-        num_layers=facts.num_layers,
-        max_model_len=max_model_len,
-        input=checked,
+        layer_ids=job.layer_ids,
+        num_layers=job.num_layers,
+        max_model_len=job.max_model_len,
+        input=job.input,
+        revision=job.revision,
         format=form,
         output_dir=output_dir,
-        revision=revision,
-        record=record_of(config, identity, checked),
-        bytes_per_token=len(layer_ids) * width * element if width and element else None,
+        record=record_of(config, identity, job.input),
     )
 
 
-def check_engine(plan: Plan, engine: Engine) -> None:
+def check_engine(job: Job, engine: Engine) -> None:
     """What ``config.json`` did not say, the engine knows: check it before the first request.
 
     Raises:
         UsageError: the engine captures other layers, or its context is too short.
         InputError: a token id outside its vocabulary.
     """
-    check_layer_ids(plan.layer_ids, engine.num_layers)
-    if engine.layer_ids != plan.layer_ids:
-        raise UsageError(f"the engine captures the layers {engine.layer_ids}, {plan.layer_ids} were asked for")
-    plan.format.check(plan.layer_ids, engine.num_layers)
-    if plan.input.longest >= engine.max_model_len:
+    check_layer_ids(job.layer_ids, engine.num_layers)
+    if engine.layer_ids != job.layer_ids:
+        raise UsageError(f"the engine captures the layers {engine.layer_ids}, {job.layer_ids} were asked for")
+    if isinstance(job, Plan):
+        job.format.check(job.layer_ids, engine.num_layers)
+    if job.input.longest >= engine.max_model_len:
         raise UsageError(
-            f"a sample has {plan.input.longest} tokens, and with the token sampled after it the engine takes "
+            f"a sample has {job.input.longest} tokens, and with the token sampled after it the engine takes "
             f"{engine.max_model_len}. Lower max_seq_len to {engine.max_model_len - 1}"
         )
-    token_id, line = plan.input.highest
+    token_id, line = job.input.highest
     if token_id >= engine.vocab_size:
         text = f"input_ids has {token_id}; the model's vocabulary has {engine.vocab_size} ids, from 0"
-        raise InputError(str(plan.input.path), [InputProblem(line, text)])
+        raise InputError(str(job.input.path), [InputProblem(line, text)])
 
 
 def _check_input(config: ExtractConfig, max_tokens: int, vocab_size: int | None, record: Record | None) -> CheckedInput:
     path = Path(config.prepared_data)
-    known = record.checked_input(path, max_tokens, vocab_size, config.num_samples) if record else None
-    return known or check_input(path, max_tokens=max_tokens, vocab_size=vocab_size, num_samples=config.num_samples)
+    told: Any = record.input.get("tokenizer") if record else None
+    tokenizer = TokenizerSource.of_engine(
+        config.model,
+        config.engine_options,
+        trust_remote_code=config.trust_remote_code,
+        date=told["date"] if told else None,
+    )
+    merges = bool(os.fspath(config.output_dir)) and may_merge(config)
+    if record:
+        known = record.checked_input(
+            path, max_tokens, vocab_size, config.num_samples, overlong=config.overlong, tokenizer=tokenizer
+        )
+        if known and not (merges and known.num_duplicates):
+            return known
+        if known and (duplicates := read_duplicates(Path(config.output_dir), known)):
+            return replace(known, duplicates=duplicates)
+    return check_input(
+        path,
+        max_tokens=max_tokens,
+        vocab_size=vocab_size,
+        num_samples=config.num_samples,
+        overlong=config.overlong,
+        tokenizer=tokenizer,
+        find_duplicates=merges,
+    )
 
 
 def _output_folder(folder: Path) -> Path:

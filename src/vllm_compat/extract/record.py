@@ -14,7 +14,7 @@ from vllm_compat._detect.installed import find_installed
 from vllm_compat.errors import JournalError
 from vllm_compat.extract.config import ExtractConfig
 from vllm_compat.extract.files import storage, write_whole
-from vllm_compat.extract.inputs import CheckedInput, stamp_of
+from vllm_compat.extract.inputs import CheckedInput, TokenizerSource, stamp_of
 
 __all__ = ["RUN_FILE", "Effort", "Record", "Summary", "read_record", "record_of", "versions", "write_record"]
 
@@ -29,11 +29,18 @@ class Effort:
         tokens: of the samples that it did.
         seconds: from the first request to the last file; loading the model is not in it.
         stalled: of these, what the engine waited for the writers.
+        copied: samples that were made from the file of another with the same tokens.
     """
 
     tokens: int = 0
     seconds: float = 0.0
     stalled: float = 0.0
+    copied: int = 0
+
+    def __add__(self, other: Effort) -> Effort:
+        """Both, one after the other."""
+        mine, theirs = dataclasses.astuple(self), dataclasses.astuple(other)
+        return Effort(*(a + b for a, b in zip(mine, theirs, strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +57,10 @@ class Summary:
         output_dir: where the files are.
         complete: whether all samples are done and the run is sealed; False when other shards are still at it.
         kept: of ``samples``, those that were done before this process began.
-        skipped: of ``samples``, those without a file, because their states were not finite.
+        skipped: of ``samples``, those without a file, because their states were not finite or their tokens too many.
         stalled: of ``seconds``, what the engine waited for the writers.
+        overlong: samples of the input that are left out because they have too many tokens.
+        copied: samples that this process made from the file of another with the same tokens.
     """
 
     samples: int
@@ -65,6 +74,8 @@ class Summary:
     kept: int
     skipped: int
     stalled: float
+    overlong: int = 0
+    copied: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +95,23 @@ class Record:
     about: Mapping[str, Any] = field(repr=False)
 
     def checked_input(
-        self, path: Path, max_tokens: int, vocab_size: int | None, limit: int | None
+        self,
+        path: Path,
+        max_tokens: int,
+        vocab_size: int | None,
+        limit: int | None,
+        *,
+        overlong: str | None = None,
+        tokenizer: TokenizerSource | None = None,
+        trust_remote_code: bool = False,
     ) -> CheckedInput | None:
-        """The input, when it was checked in the same way and has not been touched since."""
+        """The input, when it was checked in the same way and neither it nor its tokenizer has been touched since.
+
+        Args:
+            path: the input.
+            max_tokens, vocab_size, limit, overlong, tokenizer: of the check; None for the last two as they were.
+            trust_remote_code: let a tokenizer that is as it was bring its own code.
+        """
         found = dict(self.input)
         try:
             stamp = stamp_of(path)
@@ -94,10 +119,16 @@ class Record:
                 return None
             del found["file"]
             highest = tuple(found.pop("highest"))
+            if told := found.pop("tokenizer", None):
+                same = TokenizerSource.from_dict(told, trust_remote_code=trust_remote_code)
+                if same is None or tokenizer not in (None, same):
+                    return None
+                found["tokenizer"] = tokenizer or same
             checked = CheckedInput(path=path, stamp=stamp, highest=highest, **found)
         except (OSError, KeyError, TypeError):
             return None
-        return checked if (checked.max_tokens, checked.vocab_size) == (max_tokens, vocab_size) else None
+        same_way = (checked.max_tokens, checked.vocab_size) == (max_tokens, vocab_size)
+        return checked if same_way and overlong in (None, checked.overlong) else None
 
 
 def versions() -> dict[str, str]:
@@ -111,8 +142,10 @@ def versions() -> dict[str, str]:
 
 def record_of(config: ExtractConfig, identity: Mapping[str, Any], checked: CheckedInput) -> Record:
     """The record of a run that begins."""
-    found = {f.name: getattr(checked, f.name) for f in dataclasses.fields(checked) if f.name != "path"}
+    own = [f.name for f in dataclasses.fields(checked) if f.name not in ("path", "duplicates")]
+    found = {name: getattr(checked, name) for name in own}
     found |= {"stamp": list(checked.stamp), "highest": list(checked.highest)}  # as they are read back
+    found["tokenizer"] = checked.tokenizer and checked.tokenizer.as_dict()
     settings = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
     return Record(
         complete=False,

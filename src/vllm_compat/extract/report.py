@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
 
 from vllm_compat.errors import StepError
 from vllm_compat.extract.config import ExtractConfig
 from vllm_compat.extract.done import Done
+from vllm_compat.extract.estimate import Estimate
 from vllm_compat.extract.plan import Plan
 from vllm_compat.extract.record import Summary
 
@@ -19,32 +19,32 @@ _GB = 1e9
 logger = logging.getLogger(__name__)
 
 
-def log_plan(plan: Plan, config: ExtractConfig, done: Done) -> None:
-    """What is to come, in a line or two; a warning for what may surprise."""
+def log_plan(plan: Plan, config: ExtractConfig, done: Done, expected: Estimate) -> None:
+    """What is to come; a warning for what may surprise."""
     found = plan.input
-    size = "of unknown size"
-    if plan.bytes_per_token is not None:
-        expected = (found.num_tokens - done.tokens) * plan.bytes_per_token
-        size = f"about {expected / _GB:.3f} GB ({plan.bytes_per_token} bytes a token)"
-        free = shutil.disk_usage(plan.output_dir).free
-        if free < expected:
-            logger.warning("%s has %.3f GB free, %.3f GB are expected", plan.output_dir, free / _GB, expected / _GB)
-    logger.info(
-        "%d samples, %d tokens, %s, layers %s, to %s; %d of the samples are cut at %d tokens",
-        found.num_samples,
-        found.num_tokens,
-        size,
-        " ".join(map(str, plan.layer_ids)),
-        plan.output_dir,
-        found.num_truncated,
-        found.max_tokens,
-    )
+    logger.info("layers %s of %s, to %s", " ".join(map(str, plan.layer_ids)), config.model, plan.output_dir)
+    for line in str(expected).splitlines():
+        logger.info("%s", line)
     if len(done) or config.shard[1] > 1:
         logger.info(
             "%d samples are done already; %d are to be done by this process (shard %d/%d)",
             len(done),
             done.owed(config.shard),
             *config.shard,
+        )
+    if found.tokenizer:
+        logger.info("rows of %s, made into tokens by the tokenizer of %s", found.kind, found.tokenizer.name)
+    if found.num_left_out:
+        logger.warning(
+            "%d samples have more than %d tokens and are left out; they keep their numbers",
+            found.num_left_out,
+            found.max_tokens,
+        )
+    if found.num_without_loss:
+        logger.warning(
+            "%d samples have no token under the loss mask%s; they are extracted all the same",
+            found.num_without_loss,
+            ", or none left after the cut" if found.num_truncated else "",
         )
     if found.max_tokens < config.max_seq_len:
         logger.warning(

@@ -51,11 +51,12 @@ def _commit_of_name(model: str, options: Mapping[str, Any]) -> str | None:
 
 
 def _fingerprint(folder: Path) -> str | None:
-    """Of ``config.json``, of the index of the weights, and of the names and sizes of the weights."""
+    """Of ``config.json``, the weights' index, the model's own code, and the names and sizes of the weights."""
     hasher = new_hash()
     try:
         weights = sorted((path.name, path.stat().st_size) for path in folder.glob("*.safetensors"))
-        for name in _HASHED:
+        code = sorted(path.name for path in folder.glob("*.py"))
+        for name in (*_HASHED, *code):
             path = folder / name
             hasher.update(name.encode())
             hasher.update(path.read_bytes() if path.exists() else b"")

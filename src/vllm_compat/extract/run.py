@@ -5,24 +5,31 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
+from functools import partial
+from typing import Any
 
 from vllm_compat import engine as engines
 from vllm_compat.engine import Engine
 from vllm_compat.errors import CaptureError, StepError, StoppedError
+from vllm_compat.extract.answers import request_options
 from vllm_compat.extract.config import ExtractConfig
+from vllm_compat.extract.copies import copy_duplicates
+from vllm_compat.extract.estimate import estimate
 from vllm_compat.extract.folder import RunFolder, open_run
 from vllm_compat.extract.inputs import Sample
-from vllm_compat.extract.plan import Plan, check_engine, make_plan
+from vllm_compat.extract.maker import SampleMaker
+from vllm_compat.extract.plan import Job, Plan, check_engine, make_plan
 from vllm_compat.extract.progress import ProgressFactory
 from vllm_compat.extract.record import Effort, Summary, versions
+from vllm_compat.extract.rehearsal import rehearse
 from vllm_compat.extract.report import ended, log_end, log_plan, log_summary
 from vllm_compat.extract.stop import Stop
 from vllm_compat.extract.writer import SampleWriter
 from vllm_compat.extract.writers import Writers
 from vllm_compat.types import CapturedStates
 
-__all__ = ["captured", "extract"]
+__all__ = ["captured", "extract", "maker_of", "options_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +39,7 @@ def extract(
     engine: Engine | None = None,
     progress: ProgressFactory | None = None,
     stop: Stop | None = None,
+    tokens_per_second: float | None = None,
 ) -> Summary:
     """Write the hidden states of every sample to a file of its own; go on with a run that was ended.
 
@@ -41,12 +49,14 @@ def extract(
             unused then. One is opened, and closed, when left out, unless nothing is to be done.
         progress: told of every sample.
         stop: ends the run early; what is under way is finished first.
+        tokens_per_second: of this process, for the estimate; None when not known.
 
     Files appear as samples finish; file ``i`` is sample ``i``'s. ``run.json`` says ``"complete": true`` only once all
     are written. Whatever ends a run early, what is done is whole and stays done.
 
     Raises:
         UsageError, InputError: something cannot be done as asked; nearly always before the model is loaded.
+        RehearsalError: the model's first layers could not be run; it was not loaded.
         CaptureError: states that are missing or not the sample's.
         JournalError: a journal in the output folder that was changed.
         StorageError: the file system refused.
@@ -55,25 +65,40 @@ def extract(
     """
     plan = make_plan(config, engine)
     with open_run(plan, config) as run:
-        log_plan(plan, config, run.done)
+        expected = estimate(plan, config, run.done, tokens_per_second)
+        log_plan(plan, config, run.done, expected)
+        expected.require_room()
         effort, num_layers = Effort(), plan.num_layers
-        if run.num_owed:
+        if run.num_owed > run.num_owed_duplicates:
             with contextlib.ExitStack() as stack:
                 if engine is None:
+                    if config.rehearsal:
+                        rehearse(config, plan)
                     options = config.open_engine_options(plan.max_model_len)
                     engine = stack.enter_context(engines.open_engine(config.model, layer_ids=plan.layer_ids, **options))
                 check_engine(plan, engine)
                 num_layers = engine.num_layers
                 effort = _extract(plan, config, run, engine, progress, stop or Stop())
+        if run.num_owed:
+            effort += copy_duplicates(plan, config, run, progress, stop or Stop())
         summary = run.seal(effort, num_layers)
     log_summary(plan, summary, num_layers)
     return summary
 
 
 def captured(
-    engine: Engine, samples: Iterator[Sample], ahead: int
+    engine: Engine,
+    samples: Iterator[Sample],
+    ahead: int,
+    options_of: Callable[[Sample], dict[str, Any]] = lambda _: {},
 ) -> Generator[tuple[Sample, CapturedStates], None, None]:
     """Run samples through the engine, at most ``ahead`` at a time; yields each with its states as it finishes.
+
+    Args:
+        engine: captures the layers.
+        samples: to run; taken as there is room.
+        ahead: the most that are under way, those included that wait for the caller.
+        options_of: what ``make_request`` is told of a sample beside its tokens.
 
     Requests that are still under way when the caller stops are aborted.
 
@@ -86,7 +111,7 @@ def captured(
         while True:
             while len(waiting) - len(ended) < ahead and (sample := next(samples, None)):
                 request_id = f"sample-{sample.index}"
-                engine.make_request(sample.token_ids, request_id=request_id)
+                engine.make_request(sample.token_ids, request_id=request_id, **options_of(sample))
                 waiting[request_id] = sample
             if not waiting:
                 return
@@ -110,16 +135,31 @@ def captured(
             engine.abort(*waiting)
 
 
+def maker_of(job: Job, config: ExtractConfig, engine: Engine) -> SampleMaker:
+    """What makes samples of the engine's states."""
+    about = {"model": config.model, "model_revision": job.revision or "unknown", **versions()}
+    generate = bool(config.generate)
+    return SampleMaker(job.layer_ids, engine.hidden_size, config.save_dtype, generate=generate, about=about)
+
+
+def options_of(job: Job, config: ExtractConfig, engine: Engine) -> Callable[[Sample], dict[str, Any]]:
+    """What tells for a sample how it is to be run, beside its tokens."""
+    return partial(request_options, config, max_model_len=min(job.max_model_len, engine.max_model_len))
+
+
 def _extract(
     plan: Plan, config: ExtractConfig, run: RunFolder, engine: Engine, progress: ProgressFactory | None, stop: Stop
 ) -> Effort:
     """The loop over the samples that are owed."""
-    about = {"model": config.model, "model_revision": plan.revision or "unknown", **versions()}
-    writer = SampleWriter(run.store, plan.layer_ids, engine.hidden_size, config.save_dtype, config.on_nonfinite, about)
+    writer = SampleWriter(run.store, maker_of(plan, config, engine), config.on_nonfinite)
     writers = Writers(writer.write, threads=config.writers, max_pending_bytes=config.max_pending_bytes)
     start, tokens = time.monotonic(), 0
     with contextlib.ExitStack() as stack:
-        bar = stack.enter_context(contextlib.closing(progress(run.num_owed))) if progress else None
+        bar = (
+            stack.enter_context(contextlib.closing(progress(run.num_owed - run.num_owed_duplicates)))
+            if progress
+            else None
+        )
 
         def tell() -> int:
             entries = writers.written()
@@ -132,7 +172,9 @@ def _extract(
 
         samples = stack.enter_context(contextlib.closing(run.owed_samples()))
         stack.enter_context(stop.heeding())
-        stream = stack.enter_context(contextlib.closing(captured(engine, stop.until(samples), 2 * config.batch_size)))
+        due = stop.until(samples)
+        running = captured(engine, due, 2 * config.batch_size, options_of(plan, config, engine))
+        stream = stack.enter_context(contextlib.closing(running))
         try:
             for sample, states in stream:
                 writers.submit(sample, states)

@@ -112,6 +112,8 @@ def play(config: ExtractConfig, engine: Engine, rows: list[Row], folder: Path) -
         output_dir=output,
         layer_ids=engine.layer_ids,
         num_samples=None,
+        generate=0,
+        sampling={},
         on_nonfinite="skip",  # which says nothing of a model when its weights are made up
         shard=(0, 1),
     )

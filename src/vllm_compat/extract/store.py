@@ -31,12 +31,13 @@ class Store:
         self._folders: set[Path] = set()
         self._refuses = False
 
-    def commit(self, sample: SampleData, sampled: int | None) -> Entry | None:
+    def commit(self, sample: SampleData, sampled: int | None, states_of: Path | None = None) -> Entry | None:
         """Make a sample durable; None after ``refuse``.
 
         Args:
             sample: checked, see ``SampleWriter``.
             sampled: the token that vLLM sampled after the prompt.
+            states_of: the file of another sample that these states were decoded from; None where they are new.
 
         Raises:
             CaptureError: the sample is done already.
@@ -44,7 +45,7 @@ class Store:
         """
         if self._refuses:
             return None
-        parts = self._form.encode(sample)
+        parts = self._form.encode(sample) if states_of is None else self._form.encode_copy(sample, states_of)
         path = self._path(sample.index, sample.id)
         size = write_whole(path, parts, owner=self._owner)
         entry = Entry(

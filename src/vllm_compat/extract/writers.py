@@ -5,27 +5,40 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Generic, Protocol, TypeVar
 
 from vllm_compat.extract.inputs import Sample
 from vllm_compat.extract.journal import Entry
-from vllm_compat.types import CapturedStates
+from vllm_compat.types import Tensor
 
 __all__ = ["Writers"]
 
 _MOST_WAITING = 256  # samples of a few tokens are small, and what Python needs for each of them is not
 
 
-class Writers:
-    """Threads that write what the engine's thread submits.
+class HasStates(Protocol):
+    """What is written beside a sample."""
+
+    @property
+    def hidden_states(self) -> Sequence[Tensor]:
+        """What memory it holds as long as it waits."""
+        ...
+
+
+_States = TypeVar("_States", bound=HasStates)
+
+
+class Writers(Generic[_States]):
+    """Threads that write what one thread, the engine's, submits.
 
     Attributes:
         stalled: seconds that ``submit`` waited for room.
     """
 
     def __init__(
-        self, write: Callable[[Sample, CapturedStates], Entry | None], *, threads: int, max_pending_bytes: int
+        self, write: Callable[[Sample, _States], Entry | None], *, threads: int, max_pending_bytes: int
     ) -> None:
         """Start them.
 
@@ -45,7 +58,7 @@ class Writers:
         self._written: deque[Entry] = deque()
         self._error: BaseException | None = None
 
-    def submit(self, sample: Sample, states: CapturedStates) -> None:
+    def submit(self, sample: Sample, states: _States) -> None:
         """Hand a sample over; waits while too much is pending.
 
         Raises:
@@ -82,7 +95,7 @@ class Writers:
             return True
         return self._waiting < _MOST_WAITING and self._pending + size <= self._most
 
-    def _work(self, sample: Sample, states: CapturedStates, size: int) -> None:
+    def _work(self, sample: Sample, states: _States, size: int) -> None:
         try:
             entry = self._write(sample, states)
             if entry is not None:

@@ -192,6 +192,14 @@ class Format(ABC):
     def encode(self, sample: SampleData) -> list[bytes | memoryview]:
         """The whole file, in parts."""
 
+    def encode_copy(self, sample: SampleData, states_of: Path) -> list[bytes | memoryview]:
+        """The whole file of a sample whose states were decoded from another's file, with their bytes as they are there.
+
+        Raises:
+            SampleFileError: the other file is missing, damaged, or not of this format.
+        """
+        return self.encode(sample)
+
     @abstractmethod
     def decode(self, path: Path, entry_index: int) -> SampleData:
         """The sample of a file, with the states bit by bit as they were encoded.

@@ -34,10 +34,14 @@ class SafetensorsFormat(Format):
         return sample.file_metadata()
 
     def encode(self, sample: SampleData) -> list[bytes | memoryview]:
+        return self.parts(sample, self.pack(sample))
+
+    def parts(self, sample: SampleData, packed: Mapping[str, Tensor]) -> list[bytes | memoryview]:
+        """The whole file, with the states as they were packed."""
         blobs = {"token_ids": int64_blob(sample.token_ids)}
         if sample.loss_mask is not None:
             blobs["loss_mask"] = int64_blob(sample.loss_mask)
-        blobs |= {name: tensor_blob(tensor) for name, tensor in self.pack(sample).items()}
+        blobs |= {name: tensor_blob(tensor) for name, tensor in packed.items()}
         return safetensors_parts(blobs, self.text(sample))
 
     def decode(self, path: Path, entry_index: int) -> SampleData:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
+from pathlib import Path
 from typing import Any, ClassVar
 
 from vllm_compat.errors import CaptureError
 from vllm_compat.formats.archive import as_torch
 from vllm_compat.formats.base import SampleData, SampleFileError
-from vllm_compat.formats.blobs import SafetensorsFile
+from vllm_compat.formats.blobs import SafetensorsFile, open_safetensors
 from vllm_compat.formats.once import warn_once
 from vllm_compat.formats.speculators import Speculators
 from vllm_compat.types import LayerId, Tensor
 
 __all__ = ["SpeculatorsFp8", "dequantize", "quantize"]
 
+_STATES, _SCALES = "hidden_states", "hidden_states_scales"
 _MOST = 448.0  # of float8_e4m3fn
 _LEAST_EXPONENT = -117  # with it even the least subnormal, 2**-9, is a normal bfloat16
 
@@ -42,10 +44,14 @@ class SpeculatorsFp8(Speculators):
 
     def pack(self, sample: SampleData) -> Mapping[str, Tensor]:
         quantized, scales = quantize(as_torch(sample.hidden_states))
-        return {"hidden_states_scales": scales, "hidden_states": quantized}
+        return {_SCALES: scales, _STATES: quantized}
+
+    def encode_copy(self, sample: SampleData, states_of: Path) -> list[bytes | memoryview]:
+        with open_safetensors(states_of) as file:  # quantizing again may take another scale
+            return self.parts(sample, {name: file.tensor(name) for name in (_SCALES, _STATES)})
 
     def unpack(self, file: SafetensorsFile, layer_ids: tuple[LayerId, ...]) -> Tensor:
-        quantized, scales = file.tensor("hidden_states"), file.tensor("hidden_states_scales")
+        quantized, scales = file.tensor(_STATES), file.tensor(_SCALES)
         if scales.shape != (*quantized.shape[:-1], 1):
             raise SampleFileError(f"{file.path}: scales {tuple(scales.shape)} for states {tuple(quantized.shape)}")
         return dequantize(quantized, scales)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import logging
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
+from vllm_compat._logging import logging_to_stderr
 from vllm_compat.errors import StorageError, VllmCompatError
 from vllm_compat.extract.cli import same_dashes
 from vllm_compat.extract.progress import show
@@ -32,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         config = VerifyConfig(**options)
         report = JsonReport(path) if path else None
-        with _logging_to_stderr():
+        with logging_to_stderr():
             verdict = verify(config, report=report, progress=show)
         if report:
             report.close(verdict.as_dict())
@@ -96,17 +95,3 @@ def _make_parser() -> argparse.ArgumentParser:
     add("--picture", type=Path, metavar="FILE", help="draw the cosine of each layer and position, as PNG")
     add("--json", type=Path, metavar="FILE", help="write all problems and figures there, as one JSON object")
     return parser
-
-
-@contextlib.contextmanager
-def _logging_to_stderr() -> Generator[None, None, None]:
-    """Progress, while there is no bar."""
-    logger = logging.getLogger("vllm_compat")
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S"))
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)

@@ -49,7 +49,7 @@ def verify(
         require_matplotlib()
     run = open_facts(config.folder)
     problems = Problems(run.num_samples, report)
-    rows = open_rows(run, config.prepared_data, problems)
+    rows = open_rows(run, config.prepared_data, problems, trust_remote_code=config.trust_remote_code)
     lines = Lines(run, problems)
     chosen = choose_samples(lines, config.samples or _RECOMPUTED, config.seed) if config.chooses else []
     folder, checks, why_not = _self_checks(run, config, problems)
@@ -108,6 +108,9 @@ def verify(
 def _self_checks(run: RunFacts, config: VerifyConfig, problems: Problems) -> tuple[Path | None, list[SelfCheck], str]:
     """The model's folder where it is on this machine, a self-check for each layer that allows one, or why none."""
     folder = None
+    if run.sampling.get("temperature"):
+        why = f"the answers were sampled at temperature {run.sampling['temperature']}, not the likeliest tokens taken"
+        return folder, [], why
     try:
         folder = find_folder(config.model or run.model, run.revision)
         head, ends = find_ends(run, folder, config.device)

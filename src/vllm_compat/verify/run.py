@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,8 @@ class RunFacts:
         dtype: the engine's, as it was asked for.
         save_dtype: of the states on disk, as it was asked for.
         prepared_data: its input.
+        generate: the most tokens of an answer; 0 where the input's tokens are all that a sample has.
+        sampling: how answers were sampled.
         facts: what the model's folder says, as long as it is the run's own.
         record: all of it.
     """
@@ -48,6 +51,8 @@ class RunFacts:
     dtype: str
     save_dtype: str
     prepared_data: Path
+    generate: int
+    sampling: Mapping[str, Any]
     facts: ModelFacts
     record: Record = field(repr=False)
 
@@ -81,6 +86,8 @@ def open_facts(folder: Path) -> RunFacts:
             dtype=str(identity["dtype"]),
             save_dtype=str(identity["save_dtype"]),
             prepared_data=Path(record.about["config"]["prepared_data"]),
+            generate=int(identity.get("generate", 0)),
+            sampling=dict(identity.get("sampling", {})),
             facts=_facts(str(identity["model"]), revision),
             record=record,
         )

@@ -152,7 +152,7 @@ def _differences(run: RunFacts, sample: SampleData, expected: Expected) -> Gener
         yield f"its states have the width {states.shape[2]}, {expected.hidden_size} is the model's"
     yield from _metadata(run, sample.metadata, entry)
     if expected.compared:
-        yield from _row(sample, entry, expected.row)
+        yield from _row(run, sample, entry, expected.row)
     if dtype not in DTYPES:
         yield f"its states are {dtype}, wanted one of {', '.join(sorted(DTYPES))}"
     elif found := find_nonfinite(states):
@@ -174,19 +174,21 @@ def _metadata(run: RunFacts, metadata: Any, entry: Entry) -> Generator[str, None
             yield f"its metadata says {name} {metadata[name]!r}, wanted {text!r}"
 
 
-def _row(sample: SampleData, entry: Entry, row: Sample | None) -> Generator[str, None, None]:
+def _row(run: RunFacts, sample: SampleData, entry: Entry, row: Sample | None) -> Generator[str, None, None]:
     if row is None:
         yield "the input has no such row"
         return
-    if sample.token_ids != row.token_ids:
-        at = next(
-            (i for i, (a, b) in enumerate(zip(sample.token_ids, row.token_ids, strict=False)) if a != b),
-            min(len(sample.token_ids), len(row.token_ids)),
-        )
-        counts = f"{len(sample.token_ids)} and {len(row.token_ids)}"
-        yield f"its tokens are not the input's: {counts} of them, different from position {at} on"
-    if sample.loss_mask != row.loss_mask:
-        yield "its loss mask is not the input's"
+    prompt = len(row.token_ids)
+    own = sample.token_ids[:prompt] if run.generate else sample.token_ids
+    if own != row.token_ids:
+        pairs = zip(own, row.token_ids, strict=False)
+        at = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(own), prompt))
+        yield f"its tokens are not the input's: {len(own)} and {prompt} of them, different from position {at} on"
+    answer = len(sample.token_ids) - prompt
+    if run.generate and answer >= run.generate:
+        yield f"{answer} tokens follow its prompt, and {run.generate - 1} at most are an answer's"
+    if sample.loss_mask != ((0,) * prompt + (1,) * answer if run.generate else row.loss_mask):
+        yield "its loss mask is not that of prompt and answer" if run.generate else "its loss mask is not the input's"
     if entry.id != row.id:
         yield f"the journal's id is {entry.id!r}, the input's {row.id!r}"
 

@@ -33,7 +33,7 @@ class Scan:
         done: samples that the journals say are done, skipped ones too.
         read: samples whose files were read.
         good: of these, those with which nothing is wrong.
-        skipped: samples without a file, because their states were not finite.
+        skipped: samples without a file, because their states were not finite or their tokens too many.
         tokens: of the samples that were read.
         bytes: size of their files.
         seconds: that it took.

@@ -31,7 +31,7 @@ def _lines(verdict: Verdict, rest: str) -> Iterator[str]:
     if not verdict.scanned:
         yield "            no more was read (--no-scan)"
     if scan.skipped:
-        yield f"            {scan.skipped} samples have no file: their states were not finite"
+        yield f"            {scan.skipped} samples have no file: their states were not finite, or their tokens too many"
     if verdict.input_why_not:
         yield f"input       tokens were not compared with {verdict.input_path}: {verdict.input_why_not}"
     else:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 from tests.unit.extract.tree import tree_of as tree_of_folder
 
+import vllm_compat.engine
 from vllm_compat.extract import ExtractConfig
 from vllm_compat.extract.journal import Entry
 from vllm_compat.testing import FakeEngine, fake_row
@@ -126,6 +127,7 @@ def config(tmp_path: Path, model: Path) -> MakeConfig:
             "layer_ids": LAYERS,
             "batch_size": 2,
             "max_seq_len": 64,
+            "rehearsal": False,
         }
         return ExtractConfig(**(values | changes))
 
@@ -139,3 +141,13 @@ def make_engine() -> MakeEngine:
         return kind(**(values | changes))
 
     return make
+
+
+@pytest.fixture
+def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is refused, is refused before the model loads."""
+
+    def open_engine(*_: object, **__: object) -> FakeEngine:
+        raise AssertionError("the model was loaded")
+
+    monkeypatch.setattr(vllm_compat.engine, "open_engine", open_engine)

@@ -49,7 +49,7 @@ def run(arguments: list[str]) -> int:
         return engine
 
     setattr(vllm_compat.engine, "open_engine", open_engine)  # noqa: B010 - its type has one argument more
-    return main(rest)
+    return main([*rest, "--no-rehearsal"])  # there is no vLLM to rehearse with
 
 
 if __name__ == "__main__":

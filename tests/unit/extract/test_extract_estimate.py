@@ -168,7 +168,9 @@ def test_the_same_fits_once_enough_of_it_is_done(
     extract(config(), make_engine())
     (Path(config().output_dir) / "hs_1.safetensors").unlink()
     on(f_frsize=1, f_bavail=64 * (48 + 8), f_blocks=10**6)
-    estimate_of(config()).require_room()
+    found = estimate_of(config())
+    assert (found.tokens, found.owed_tokens, found.refusal) == (128, 64, "")
+    found.require_room()
 
 
 def test_one_file_a_sample_must_fit_too(config: MakeConfig, write_rows: WriteRows, on: Callable[..., None]) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
+import logging
+import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from vllm_compat.errors import UsageError
 from vllm_compat.extract import extract
 from vllm_compat.testing import FakeEngine
 from vllm_compat.types import StepResult
@@ -43,22 +45,17 @@ def test_fewer_samples_than_asked_for_are_warned_of(
     assert "3 samples were asked for, the file has 2" in caplog.text
 
 
-def test_too_little_space_is_warned_of(
-    config: MakeConfig,
-    make_engine: MakeEngine,
-    write_rows: WriteRows,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+def test_what_surely_does_not_fit_is_refused_before_the_load(
+    config: MakeConfig, write_rows: WriteRows, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Usage(NamedTuple):
-        free: int
-
     write_rows([{"input_ids": [1, 2]}])
-    for free in (2 * 48, 2 * 48 - 1):
-        caplog.clear()
-        monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: Usage(free))
-        extract(config(output_dir=Path(config().output_dir) / str(free)), make_engine())
-        assert ("GB free" in caplog.text) == (free < 96)
+    found = os.statvfs(Path(config().output_dir).parent)
+    none_free = os.statvfs_result([*found[:4], 0, *found[5:]])
+    monkeypatch.setattr("vllm_compat.extract.estimate.os.statvfs", lambda _: none_free)
+    caplog.set_level(logging.INFO, "vllm_compat")
+    with pytest.raises(UsageError, match=r"has 0\.000 GB free"):
+        extract(config())
+    assert "samples: 1, 2 tokens" in caplog.text, "the figures are said before"
 
 
 class Watched(FakeEngine):
@@ -80,7 +77,7 @@ class Watched(FakeEngine):
 def test_the_queue_is_kept_filled_and_never_overfilled(
     config: MakeConfig, make_engine: MakeEngine, write_rows: WriteRows
 ) -> None:
-    write_rows([{"input_ids": [7] * (1 + n % 13)} for n in range(40)])
+    write_rows([{"input_ids": [n] * (1 + n % 13)} for n in range(40)])
     engine = make_engine(Watched, max_num_seqs=3, max_num_batched_tokens=8)
     assert isinstance(engine, Watched)
     engine.seen = []

@@ -12,7 +12,7 @@ import pytest
 
 from vllm_compat.errors import InputError
 from vllm_compat.extract.inputs import MAX_KEPT_PROBLEMS, InputChangedError, Sample, check_input, read_samples
-from vllm_compat.extract.rows import parse_row
+from vllm_compat.extract.rows import parse_line
 
 if TYPE_CHECKING:
     from tests.unit.extract.conftest import WriteRows
@@ -144,11 +144,11 @@ def test_a_file_that_ends_early_in_the_second_pass(write_rows: WriteRows) -> Non
 def test_a_file_that_changes_while_it_is_checked(write_rows: WriteRows, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_rows([{"input_ids": [1]}])
 
-    def touching(raw: bytes, vocab_size: int | None) -> object:
+    def touching(raw: bytes) -> object:
         os.utime(path, ns=(0, 0))
-        return parse_row(raw, vocab_size)
+        return parse_line(raw)
 
-    monkeypatch.setattr("vllm_compat.extract.inputs.parse_row", touching)
+    monkeypatch.setattr("vllm_compat.extract.inputs.jsonl.parse_line", touching)
     assert "changed while it was read" in str(refused(path))
 
 
@@ -156,11 +156,11 @@ def test_samples_are_read_one_at_a_time(write_rows: WriteRows, monkeypatch: pyte
     checked = check_input(write_rows([{"input_ids": [n]} for n in range(50)]), max_tokens=10)
     parsed: list[bytes] = []
 
-    def counted(raw: bytes, vocab_size: int | None) -> object:
+    def counted(raw: bytes) -> object:
         parsed.append(raw)
-        return parse_row(raw, vocab_size)
+        return parse_line(raw)
 
-    monkeypatch.setattr("vllm_compat.extract.inputs.parse_row", counted)
+    monkeypatch.setattr("vllm_compat.extract.inputs.jsonl.parse_line", counted)
     samples = read_samples(checked)
     next(samples)
     next(samples)

@@ -16,7 +16,10 @@ import pytest
 
 import vllm_compat.engine
 from vllm_compat.errors import UnsupportedModelError
+from vllm_compat.extract import ExtractConfig
 from vllm_compat.extract.__main__ import main
+from vllm_compat.extract.plan import Plan
+from vllm_compat.extract.rehearsal import RehearsalError
 from vllm_compat.testing import FakeEngine
 from vllm_compat.types import StepResult
 
@@ -30,7 +33,7 @@ Arguments = Callable[..., list[str]]
 def arguments(tmp_path: Path, model: Path) -> Arguments:
     def make(*more: str) -> list[str]:
         required = ["--model-path", str(model), "--prepared-data", str(tmp_path / "data.jsonl")]
-        return [*required, "--output-dir", str(tmp_path / "out"), *more]
+        return [*required, "--output-dir", str(tmp_path / "out"), "--no-rehearsal", *more]
 
     return make
 
@@ -70,7 +73,7 @@ def test_end_to_end(
     assert summary["output_dir"] == str(tmp_path / "out")
     assert "noise, as the engine logs" in err
     assert "noise of a worker" in err
-    assert "2 samples, 4 tokens" in err
+    assert "samples: 2, 4 tokens" in err
     [options] = engines
     assert options["model"] == str(model)
     assert (options["tensor_parallel_size"], options["max_num_seqs"], options["max_model_len"]) == (8, 2, 2049)
@@ -166,6 +169,54 @@ def test_an_interrupt(
     err = capfd.readouterr().err
     assert "stopped by KeyboardInterrupt: 0 of 1 samples" in err
     assert err.endswith("error: interrupted\n")
+
+
+def test_an_estimate(
+    arguments: Arguments, engines: list[dict[str, Any]], write_rows: WriteRows, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """All that is checked, and what it will take; nothing is extracted."""
+    write_rows([{"input_ids": [5, 6, 7]}, {"input_ids": [8]}])
+    assert main(arguments("--estimate", "--tokens-per-second", "0.5")) == 0
+    assert "samples: 2, 4 tokens" in capfd.readouterr().out
+    assert main(arguments("--estimate", "--json", "--tokens_per_second", "0.5")) == 0
+    found = json.loads(capfd.readouterr().out)
+    assert (found["tokens"], found["hours"]["value"] * 3600) == (4, 8)
+    write_rows([{"input_ids": [5, -6]}])
+    assert main(arguments("--estimate")) == 4
+    assert not engines
+
+
+def test_an_estimate_of_what_does_not_fit(
+    arguments: Arguments, write_rows: WriteRows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_rows([{"input_ids": [5, 6, 7]}])
+    found = os.statvfs(tmp_path)
+    none_free = os.statvfs_result([*found[:4], 0, *found[5:]])
+    monkeypatch.setattr("vllm_compat.extract.estimate.os.statvfs", lambda _: none_free)
+    assert main(arguments("--estimate")) == 2
+
+
+def test_it_rehearses_before_the_load(
+    arguments: Arguments, engines: list[dict[str, Any]], write_rows: WriteRows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, when samples are owed, and not when it is told not to; what fails there is not loaded."""
+    rehearsed: list[ExtractConfig] = []
+
+    def rehearse(config: ExtractConfig, plan: Plan) -> None:
+        rehearsed.append(config)
+        assert plan.layer_ids == (2, 4, 5, 7)
+        if len(rehearsed) == 1:
+            raise RehearsalError("as it would be later", exit_code=3)
+
+    monkeypatch.setattr("vllm_compat.extract.run.rehearse", rehearse)
+    write_rows([{"input_ids": [5, 6, 7]}])
+    wanted = [a for a in arguments() if a != "--no-rehearsal"]
+    assert main(wanted) == 3
+    assert not engines
+    assert main(wanted) == 0
+    assert len(engines) == 1
+    assert main(wanted) == 0
+    assert len(rehearsed) == 2, "nothing was owed any more"
 
 
 def test_help_imports_nothing_heavy() -> None:

@@ -8,31 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import vllm_compat
-import vllm_compat.engine
-from vllm_compat.errors import (
-    InputError,
-    StepError,
-    UsageError,
-)
+from vllm_compat.errors import InputError, StepError, UsageError
 from vllm_compat.extract import extract
-from vllm_compat.testing import FakeEngine
 
 if TYPE_CHECKING:
-    from tests.unit.extract.conftest import (
-        MakeConfig,
-        MakeEngine,
-        SomeRows,
-        WriteRows,
-    )
-
-
-@pytest.fixture
-def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    def open_engine(*_: object, **__: object) -> FakeEngine:
-        raise AssertionError("the model was loaded")
-
-    monkeypatch.setattr(vllm_compat.engine, "open_engine", open_engine)
+    from tests.unit.extract.conftest import MakeConfig, MakeEngine, SomeRows, WriteRows
 
 
 @pytest.mark.usefixtures("no_engine")

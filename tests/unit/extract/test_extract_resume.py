@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import vllm_compat.engine
 from vllm_compat.errors import JournalError, RunMismatchError, StepError, UsageError
 from vllm_compat.extract import extract
 from vllm_compat.extract.done import SealedEntries
+from vllm_compat.extract.folder import open_run
 from vllm_compat.extract.journal import read_journal
+from vllm_compat.extract.plan import make_plan
 from vllm_compat.extract.record import versions
-from vllm_compat.extract.rows import parse_row
+from vllm_compat.extract.rows import parse_line
+from vllm_compat.formats import get_format
 from vllm_compat.testing import FakeEngine
 
 if TYPE_CHECKING:
@@ -33,14 +35,6 @@ class Counted(FakeEngine):
     def make_request(self, *args: Any, **options: Any) -> Any:
         self.asked = [*getattr(self, "asked", []), options["request_id"]]
         return super().make_request(*args, **options)
-
-
-@pytest.fixture
-def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    def open_engine(*_: object, **__: object) -> FakeEngine:
-        raise AssertionError("the model was loaded")
-
-    monkeypatch.setattr(vllm_compat.engine, "open_engine", open_engine)
 
 
 @pytest.mark.parametrize("step", [0, 1, 4, 9])
@@ -162,7 +156,7 @@ def test_another_run_is_refused_by_name(
 ) -> None:
     write_rows(some_rows(5))
     with pytest.raises(StepError):
-        extract(config(), make_engine(fail_at_step=1))
+        extract(config(), make_engine(max_num_seqs=1, fail_at_step=3))
     folder = Path(config().output_dir)
     before = tree_of(folder)
     with pytest.raises(RunMismatchError) as caught:
@@ -181,7 +175,7 @@ def test_another_input_or_model_is_refused_by_name(
     rows = some_rows(5)
     path = write_rows(rows)
     with pytest.raises(StepError):
-        extract(config(), make_engine(fail_at_step=1))
+        extract(config(), make_engine(max_num_seqs=1, fail_at_step=3))
     rows[2]["input_ids"][0] ^= 1
     write_rows(rows)
     with pytest.raises(RunMismatchError, match="input_xxh3 is") as caught:
@@ -196,6 +190,40 @@ def test_another_input_or_model_is_refused_by_name(
     moved = path.rename(path.with_name("moved.jsonl"))
     (model / "model.safetensors").unlink()
     assert extract(config(prepared_data=moved), make_engine()).complete, "the same lines in another file are the same"
+
+
+def test_a_run_that_came_to_nothing_gives_way(
+    config: MakeConfig, make_engine: MakeEngine, write_rows: WriteRows, some_rows: SomeRows, run_of: RunOf
+) -> None:
+    """What a failed rehearsal or load leaves must not stand in the way of the corrected settings."""
+    write_rows(some_rows(5))
+    with pytest.raises(StepError):
+        extract(config(layer_ids=(3,), format="per-layer"), make_engine(layer_ids=(3,), fail_at_step=1))
+    assert extract(config(), make_engine()).complete
+    assert run_of(Path(config().output_dir))["identity"]["layer_ids"] == [2, 0, "norm"]
+
+
+def test_a_run_that_is_at_work_does_not_give_way(
+    config: MakeConfig, make_engine: MakeEngine, write_rows: WriteRows, some_rows: SomeRows
+) -> None:
+    write_rows(some_rows(5))
+    settings = config(shard=(0, 2))
+    with open_run(make_plan(settings), settings), pytest.raises(RunMismatchError):
+        extract(config(shard=(1, 2), layer_ids=(3,)), make_engine(layer_ids=(3,)))
+
+
+def test_a_sample_without_a_line_does_not_give_way(
+    config: MakeConfig, make_engine: MakeEngine, write_rows: WriteRows, some_rows: SomeRows
+) -> None:
+    """Killed between the first file and its line: other settings would leave it there, under whatever name."""
+    write_rows(some_rows(5))
+    with pytest.raises(StepError):
+        extract(config(), make_engine(fail_at_step=1))
+    written = Path(config().output_dir, get_format("speculators").file(3, None))
+    written.parent.mkdir(exist_ok=True)
+    written.write_bytes(b"states")
+    with pytest.raises(UsageError, match="already has samples of an earlier run"):
+        extract(config(layer_ids=(3,)), make_engine(layer_ids=(3,)))
 
 
 def test_options_that_leave_the_result_alone_may_differ(
@@ -218,11 +246,11 @@ def test_the_input_is_read_through_once_as_long_as_nobody_touches_it(
     path = write_rows(some_rows(9))
     parsed: list[bytes] = []
 
-    def counted(raw: bytes, vocab_size: int | None) -> object:
+    def counted(raw: bytes) -> object:
         parsed.append(raw)
-        return parse_row(raw, vocab_size)
+        return parse_line(raw)
 
-    monkeypatch.setattr("vllm_compat.extract.inputs.parse_row", counted)
+    monkeypatch.setattr("vllm_compat.extract.inputs.jsonl.parse_line", counted)
     with pytest.raises(StepError):
         extract(config(), make_engine(fail_at_step=1))
     kept = len(list(read_journal(Path(config().output_dir) / JOURNAL, 9)))

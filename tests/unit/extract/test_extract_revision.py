@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
+from vllm_compat.errors import UsageError
+from vllm_compat.extract.plan import make_job
 from vllm_compat.extract.revision import find_revision, local_folder
+
+if TYPE_CHECKING:
+    from tests.unit.extract.conftest import MakeConfig, WriteRows
 
 COMMIT, OTHER = "0123456789abcdef" * 2 + "01234567", "f" * 40
 
@@ -102,3 +108,22 @@ def test_a_folder_has_a_fingerprint(tmp_path: Path, change: Callable[[Path], Non
     assert find_revision(str(tmp_path), {}) == first
     change(tmp_path)
     assert find_revision(str(tmp_path), {}) != first
+
+
+def test_the_code_of_a_model_counts(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    without = find_revision(str(tmp_path), {})
+    (tmp_path / "modeling_own.py").write_text("a = 1")
+    found = find_revision(str(tmp_path), {})
+    (tmp_path / "modeling_own.py").write_text("a = 2")
+    assert len({without, found, find_revision(str(tmp_path), {})}) == 3
+
+
+def test_code_of_an_unknown_revision_is_not_run(config: MakeConfig, write_rows: WriteRows) -> None:
+    """What runs must be what the record can name."""
+    write_rows([{"input_ids": [1]}])
+    settings = config(model="some/unfetched-model", trust_remote_code=True)
+    with pytest.raises(UsageError, match="which revision that is is not known"):
+        make_job(settings)
+    pinned = config(model="some/unfetched-model", trust_remote_code=True, engine_options={"revision": COMMIT})
+    assert make_job(pinned).revision == COMMIT

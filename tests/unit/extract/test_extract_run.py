@@ -102,10 +102,9 @@ def test_long_samples_are_cut_and_counted(
     assert tensors["token_ids"].tolist() == [*range(1, 9)]
     assert tensors["loss_mask"].tolist() == [0] * 7 + [1]
     assert np.array_equal(tensors["hidden_states"], states_of([*range(1, 9)]))
-    start, *_, end, draft = caplog.messages
-    bytes_per_token = 3 * 8 * 2  # layers, width, bfloat16
-    assert start.startswith(f"2 samples, 16 tokens, about 0.000 GB ({bytes_per_token} bytes a token)")
-    assert "1 of the samples are cut at 8 tokens" in start
+    *start, end, draft = caplog.messages
+    assert "samples: 2, 16 tokens, 8 at most; 1 are cut" in start
+    assert "states on disk: 48 bytes a token (3 layers x 8 x 2 bytes)" in start
     assert "all 2 samples are written" in end
     assert "1 samples cut" in end
     assert draft == """for the draft model's config.json: "eagle_aux_hidden_state_layer_ids": [3, 1]"""

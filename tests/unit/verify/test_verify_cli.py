@@ -37,6 +37,14 @@ def test_a_good_run(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> No
     assert out.endswith("GOOD: all 7 samples\n")
 
 
+def test_its_progress_goes_to_stderr(
+    make_run: MakeRun, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vllm_compat.extract.progress._EVERY_S", 0)
+    assert main([str(make_run())]) == 0
+    assert "INFO 7 of 7 samples, " in capsys.readouterr().err
+
+
 def test_the_first_twenty_problems_are_printed_and_all_are_written(
     make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
