@@ -26,7 +26,7 @@ GROUPS = nox.project.load_toml("pyproject.toml")
 RELEASES = {r.vllm: r for r in load_matrix() if r.cpu_wheel or r.mixture}
 SPECULATORS = {r.version: r for r in load_speculators()}
 DEFAULT = "0.16.0"
-ABOVE = [f"tests/live/test_{name}.py" for name in ("answers", "doctor", "rehearsal", "verify")]
+ABOVE = [f"tests/live/test_{name}.py" for name in ("answers", "doctor", "inputs", "rehearsal", "replicas", "verify")]
 KEPT = ("torch==", "transformers==", "huggingface-hub==", "tokenizers==", "numpy==", "safetensors==")
 # A CPU needs none of these, and their builds are pinned to indexes that not every machine reaches.
 DEBIAN_PACKAGES = {"libtcmalloc_minimal.so.4": "libtcmalloc-minimal4"}

@@ -32,7 +32,9 @@ from vllm_compat.types import LayerId
 
 __all__ = ["TIMEOUT_S", "Rehearsal", "RehearsalError", "rehearse", "spec_of"]
 
-TIMEOUT_S = 300.0
+TIMEOUT_S = 900.0
+"""Most take less than one; kernels that are compiled at their first use, or a slow file system, take minutes."""
+_TELL_EVERY_S = 60.0
 _STAGE = "vllm_compat.extract.stage"
 _LAST_LINES = 40
 _GROUP_END_S = 10.0
@@ -167,7 +169,7 @@ def _play(spec: str, log: IO[bytes], timeout_s: float) -> dict[str, Any]:
         try:
             with contextlib.suppress(BrokenPipeError):  # it is dead, and its log says why
                 child.stdin.write(spec.encode() + b"\n")
-            child.wait(timeout_s)
+            _wait(child, timeout_s)
         except subprocess.TimeoutExpired as error:
             raise _failed(f"it took more than {timeout_s:g} s and was ended", log=log) from error
         finally:
@@ -181,6 +183,18 @@ def _play(spec: str, log: IO[bytes], timeout_s: float) -> dict[str, Any]:
     if child.returncode:
         logger.warning("rehearsal: all went well, and then its process ended with %s", _status(child.returncode))
     return found
+
+
+def _wait(child: subprocess.Popen[bytes], timeout_s: float) -> None:
+    start = time.monotonic()
+    while (left := start + timeout_s - time.monotonic()) > _TELL_EVERY_S:
+        try:
+            child.wait(_TELL_EVERY_S)
+        except subprocess.TimeoutExpired:
+            logger.info("rehearsal: still at it after %.0f s", time.monotonic() - start)
+        else:
+            return
+    child.wait(max(left, 0))
 
 
 def _told(found: Mapping[str, Any], log: IO[bytes]) -> RehearsalError:

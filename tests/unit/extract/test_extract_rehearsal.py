@@ -187,6 +187,16 @@ def test_without_vllm_it_says_so_with_the_exit_code_of_that(config: MakeConfig, 
     assert beside(plan) == []
 
 
+def test_a_long_one_is_told_of(
+    config: MakeConfig, plan: Plan, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO, "vllm_compat")
+    monkeypatch.setattr("vllm_compat.extract.rehearsal._TELL_EVERY_S", 0.01)
+    with pytest.raises(RehearsalError, match=r"took more than 0\.05 s"):
+        rehearse(config(), plan, timeout_s=0.05)
+    assert 1 <= caplog.text.count("rehearsal: still at it after 0 s") <= 4
+
+
 def test_it_is_given_up_after_a_time(config: MakeConfig, plan: Plan) -> None:
     with pytest.raises(RehearsalError, match=r"took more than 0\.01 s and was ended") as caught:
         rehearse(config(), plan, timeout_s=0.01)
