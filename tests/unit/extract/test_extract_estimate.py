@@ -296,3 +296,20 @@ def test_nothing_is_written_and_all_of_it_is_json(config: MakeConfig, write_rows
     plain = json.loads(json.dumps(found.as_dict()))
     assert plain["state_bytes_per_token"] == {"value": 48, "how": "3 layers x 8 x 2 bytes"}
     assert plain["refusal"] == ""
+
+
+def test_answers_count_as_if_they_were_the_longest(
+    config: MakeConfig, make_engine: MakeEngine, write_rows: WriteRows, on: Callable[..., None]
+) -> None:
+    """What is owed is prompts and answers, half-way too; nothing is refused for answers that may be short."""
+    write_rows([{"input_ids": [n] * 10} for n in range(4)])
+    asked = config(generate=20, save_dtype="float32")
+    before = estimate_of(asked)
+    assert (before.owed_samples, before.owed_tokens) == (4, 4 * (10 + 20))
+    summary = extract(asked, make_engine())
+    assert summary.tokens <= before.owed_tokens
+    (Path(asked.output_dir) / "hs_2.safetensors").unlink()
+    on(f_bavail=0)
+    again = estimate_of(asked)
+    assert (again.owed_samples, again.owed_tokens, again.refusal) == (1, 30, "")
+    assert again.warnings
