@@ -80,7 +80,12 @@ def test_the_registry_as_source_is_the_registry() -> None:
     assert found.installed
     source = Source(found.installed.package, built_for(found))
     rows = {name: (row.module, row.name) for name, row in source.registry.items()}
-    assert rows == {name: (m.module_name, m.class_name) for name, m in registry().models.items()}
+    registered = registry().models
+    # All but what a rehearsal in this process put into its place.
+    lazy = {name: (m.module_name, m.class_name) for name, m in registered.items() if hasattr(m, "module_name")}
+    assert rows.keys() <= registered.keys()
+    assert len(lazy) > 100
+    assert {name: row for name, row in rows.items() if name in lazy} == lazy
 
 
 @pytest.mark.parametrize("name", CONFIGS)
