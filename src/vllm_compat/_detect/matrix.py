@@ -176,7 +176,8 @@ def proven_releases() -> tuple[str, ...]:
 
 def _read() -> dict[str, Any]:
     path = _PACKAGED if _PACKAGED.exists() else _CHECKOUT
-    return tomllib.loads(path.read_text(encoding="utf-8"))
+    found: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    return found
 
 
 def _with_link(words: str, link: str = "") -> str:
