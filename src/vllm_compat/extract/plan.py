@@ -16,6 +16,7 @@ from vllm_compat.extract.files import make_folder
 from vllm_compat.extract.identity import check_same_run, identify
 from vllm_compat.extract.inputs import CheckedInput, TokenizerSource, check_input
 from vllm_compat.extract.journal import has_begun
+from vllm_compat.extract.locks import locked_folder
 from vllm_compat.extract.merging import may_merge, read_duplicates
 from vllm_compat.extract.model import choose_layer_ids, read_model_facts
 from vllm_compat.extract.record import Record, read_record, record_of
@@ -116,8 +117,11 @@ def make_plan(config: ExtractConfig, engine: Engine | None = None) -> Plan:
     before = read_record(output_dir)
     job = make_job(config, engine, before)
     identity = identify(config, job.layer_ids, job.input, job.revision)
-    if before and has_begun(output_dir):
-        check_same_run(output_dir, before.identity, identity)
+    if before and before.identity != identity:
+        with locked_folder(output_dir):  # to look at a lock is to hold it for a moment, in which its owner-to-be fails
+            begun = has_begun(output_dir)
+        if begun:
+            check_same_run(output_dir, before.identity, identity)
     return Plan(
         layer_ids=job.layer_ids,
         num_layers=job.num_layers,

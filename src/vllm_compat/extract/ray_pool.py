@@ -30,7 +30,7 @@ from vllm_compat.extract.run import extract
 from vllm_compat.extract.stop import Stop
 from vllm_compat.types import LayerId
 
-__all__ = ["Orders", "OpenEngine", "RayPool", "cluster", "import_ray"]
+__all__ = ["OpenEngine", "Orders", "RayPool", "cluster", "import_ray"]
 
 _TELL_EVERY_S = 2.0
 _CLOSE_S = 20.0
@@ -38,6 +38,7 @@ _CONTROL = "control"
 _PASSED_ON = ("VLLM_", "HF_HUB_", "PYTHONPATH", "HF_HOME")
 _OF_THE_NODE = frozenset({"VLLM_HOST_IP", "VLLM_HOST_PORT", "VLLM_PORT", "VLLM_RPC_BASE_PATH"})
 _LONGEST_WHY = 400
+_NAMELESS = ("class_name:", "actor_id:", "namespace:")
 
 OpenEngine: TypeAlias = Callable[..., Engine]
 """As ``vllm_compat.open_engine``; a function of a module that every node can import."""
@@ -140,9 +141,9 @@ class RayPool:
         self._ray = ray
         self._orders = orders
         self._options = _options(ray, orders.config, replicas)
-        self._kind = ray.remote(
-            **self._options, max_restarts=0, max_task_retries=0, concurrency_groups={_CONTROL: 1}
-        )(Replica)
+        self._kind = ray.remote(**self._options, max_restarts=0, max_task_retries=0, concurrency_groups={_CONTROL: 1})(
+            Replica
+        )
         self._actors: dict[int, Any] = {}
         self._running: dict[Any, int] = {}  # what the caller waits for
         self._asked: dict[Any, int] = {}  # how far they are
@@ -157,7 +158,12 @@ class RayPool:
         task = self._ray.remote(_rehearse).options(**self._options)
         found: Rehearsal | None
         error: VllmCompatError | None
-        found, error = self._ray.get(task.remote(self._orders))
+        try:
+            found, error = self._ray.get(task.remote(self._orders))
+        except self._ray.exceptions.RayError as lost:
+            raise ReplicaError(
+                f"the rehearsal on the cluster came to no end: {_why(lost)}. --no-rehearsal goes without"
+            ) from lost
         if error:
             raise error
         return found
@@ -196,7 +202,8 @@ class RayPool:
             if ends:
                 self._ray.wait(ends, num_returns=len(ends), timeout=_CLOSE_S)
         for replica in list(self._actors):
-            self.end(replica)
+            with contextlib.suppress(Exception):  # the cluster itself may be gone
+                self.end(replica)
 
     def _event(self, ref: Any) -> Event | None:
         asked = ref in self._asked
@@ -302,9 +309,7 @@ def _options(ray: Any, config: ExtractConfig, replicas: int) -> dict[str, Any]:
 
 def _environment(environ: Mapping[str, str]) -> dict[str, str]:
     """What replicas take over of this process's environment; what names a node or a port is each node's own."""
-    return {
-        name: value for name, value in environ.items() if name.startswith(_PASSED_ON) and name not in _OF_THE_NODE
-    }
+    return {name: value for name, value in environ.items() if name.startswith(_PASSED_ON) and name not in _OF_THE_NODE}
 
 
 def _begin(number: int, orders: Orders) -> None:
@@ -341,6 +346,7 @@ def _rehearse(orders: Orders) -> tuple[Rehearsal | None, VllmCompatError | None]
 
 
 def _why(error: Exception) -> str:
-    """In one line."""
-    text = " ".join(str(error).split())
+    """In one line, without what names nothing that a person knows."""
+    lines = (line.strip() for line in str(error).splitlines())
+    text = " ".join(line for line in lines if line and not line.startswith(_NAMELESS))
     return text if len(text) <= _LONGEST_WHY else f"{text[:_LONGEST_WHY]}..."

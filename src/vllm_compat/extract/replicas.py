@@ -20,7 +20,7 @@ from vllm_compat.extract.folder import begin_run
 from vllm_compat.extract.journal import journal_name
 from vllm_compat.extract.plan import Plan, make_plan
 from vllm_compat.extract.progress import ProgressFactory
-from vllm_compat.extract.ray_pool import Orders, OpenEngine, RayPool, cluster, import_ray
+from vllm_compat.extract.ray_pool import OpenEngine, Orders, RayPool, cluster, import_ray
 from vllm_compat.extract.record import Summary, read_record
 from vllm_compat.extract.report import ended, log_plan, log_summary
 from vllm_compat.extract.run import extract
@@ -56,8 +56,8 @@ def extract_on_ray(
     another, and a new one is started in its place.
 
     Returns:
-        Of the whole run; ``seconds`` and ``tokens_per_second`` are from the start of the replicas to the end of the last
-        one's work, with the loading of the model.
+        Of the whole run; ``seconds`` and ``tokens_per_second`` are from the start of the replicas to the end of the
+        last one's work, with the loading of the model.
 
     Raises:
         UsageError: also without Ray, or with a cluster that is too small.

@@ -22,7 +22,7 @@ Fate = str | VllmCompatError  # ENDED, why it was lost, or how it failed
 
 @dataclass
 class FakePool:
-    """Replicas whose every load and shard ends as a script says; one thing happens at a time, the latest first."""
+    """Replicas whose every load and shard ends as a script says; one thing happens at a time, the oldest first."""
 
     fate_of: Callable[[int, int], Fate] = lambda _replica, _shard: ENDED
     load_of: Callable[[int], Fate] = lambda _replica: ENDED
@@ -57,7 +57,8 @@ class FakePool:
     def events(self, timeout_s: float) -> Sequence[Event]:
         if not self.under_way:
             return []
-        replica, shard = self.under_way.popitem()
+        replica = next(iter(self.under_way))
+        shard = self.under_way.pop(replica)
         fate = self.load_of(replica) if shard is None else self.fate_of(replica, shard)
         if replica in self.stopped:
             fate = StoppedError("stopped by SIGTERM", reason="SIGTERM")
@@ -166,7 +167,7 @@ def test_a_step_that_failed_costs_the_replica_and_not_the_run(caplog: pytest.Log
 
 def test_a_shard_that_every_replica_dies_of_ends_the_run() -> None:
     pool = FakePool(lambda replica, shard: "killed" if shard == 3 else ENDED)
-    with pytest.raises(ReplicaError, match=r"3 replicas were lost in a row at shard 3/6, .* replica \d: killed") as caught:
+    with pytest.raises(ReplicaError, match=r"3 replicas were lost in a row at shard 3/6, .* \d: killed") as caught:
         dispatch(pool).run()
     assert caught.value.exit_code == 1
     assert sorted(pool.done) == [0, 1, 2, 4, 5], "the others are done before it is tried again and again"
@@ -241,7 +242,7 @@ def test_a_wish_to_stop_is_passed_on_and_waited_for() -> None:
     assert len(work.summaries) == 2
     stops = [what for what in pool.log if what[0] == "stop"]
     starts = [what for what in pool.log if what[0].startswith("shard")]
-    assert len(stops) == len(starts) - len(pool.done), "only those at work, and each once"
+    assert len(stops) == len(starts) - len(pool.done) == 1, "only those at work, and each once"
     assert not pool.under_way
 
 
