@@ -252,6 +252,14 @@ def crash(session: nox.Session) -> None:
 
 
 @nox.session
+def ray(session: nox.Session) -> None:
+    """Replicas on a local Ray cluster, with made-up engines; the live one is tests/live/test_replicas.py."""
+    _install_group(session, "test")
+    session.install("-e", ".[ray]")
+    session.run("pytest", "tests/unit/extract/test_replicas_ray.py", *session.posargs)
+
+
+@nox.session
 def surface(session: nox.Session) -> None:
     """Fetch releases of vLLM, record what we stand on, and report what moved: nox -s surface -- 0.34.0."""
     session.install("pip", "-e", ".")

@@ -23,7 +23,12 @@ pytestmark = pytest.mark.timeout(1500)  # two loaded cores import vLLM for minut
 ROWS = 320
 LAYERS = (1, 5, "norm")
 # Without them a token is left in the home folder, and Ray asks on the net whether it may count.
-RAY = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+RAY = {
+    "RAY_TMPDIR": "/tmp",
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,8 @@ import importlib
 import logging
 import os
 import signal
+import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -247,7 +249,7 @@ def cluster(ray: Any) -> Generator[None, None, None]:
     if ray.is_initialized():
         yield
         return
-    with _own_signal_handlers():
+    with _own_signal_handlers(), _folder_outside():
         try:
             ray.init()
         except Exception as error:
@@ -259,6 +261,20 @@ def cluster(ray: Any) -> Generator[None, None, None]:
         yield
     finally:
         ray.shutdown()
+
+
+@contextlib.contextmanager
+def _folder_outside() -> Generator[None, None, None]:
+    """Ray does not start, and does not end, with its folder in a virtual environment, where some runners put TMPDIR."""
+    inside = Path(sys.prefix).resolve() in Path(tempfile.gettempdir()).resolve().parents
+    if not inside or "RAY_TMPDIR" in os.environ:
+        yield
+        return
+    os.environ["RAY_TMPDIR"] = "/tmp"
+    try:
+        yield
+    finally:
+        del os.environ["RAY_TMPDIR"]
 
 
 @contextlib.contextmanager

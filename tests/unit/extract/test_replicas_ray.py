@@ -47,6 +47,7 @@ def _cluster() -> Iterator[None]:
         patch.setenv("RAY_AUTH_MODE", "disabled")  # else a token is left in the home folder
         patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_TMPDIR", "/tmp")  # nox's TMPDIR is in an environment, where Ray's folder must not be
         head = subprocess.Popen([sys.executable, str(HEAD)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert head.stdin
         assert head.stdout
@@ -201,6 +202,9 @@ def test_the_command_stops_at_a_signal_and_goes_on(
     command = [sys.executable, str(COMMAND), *options.split(), "--batch-size", "2", "--replicas", "2"]
     own = number == signal.SIGTERM
     environment = os.environ | ({"RAY_ADDRESS": "local"} if own else {})
+    if own:  # and a TMPDIR as nox makes it
+        del environment["RAY_TMPDIR"]
+        environment["TMPDIR"] = str(Path(sys.prefix, "lib"))
     process = subprocess.Popen(
         command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=environment, start_new_session=True
     )
