@@ -6,13 +6,14 @@ import json
 import shutil
 import subprocess
 import sys
+from io import BytesIO
 
 import pytest
-from extraction import LENGTHS, rows_of_text, run_extract
+from extraction import rows_of_text, run_extract
 
 from conftest import ON_GPU, skip_if_faulty
 from vllm_compat.extract.checksum import xxh3
-from vllm_compat.extract.journal import Entry, encode_entry, parse_journal
+from vllm_compat.extract.journal import Entry, encode_entry, entry_at
 from vllm_compat.formats import SampleData, get_format
 from vllm_compat.verify import VerifyConfig, verify
 
@@ -36,7 +37,7 @@ def relabelled(run, folder, layer_ids):
     shutil.copytree(run, folder)
     form = get_format("safetensors")
     lines = (folder / JOURNAL).read_bytes().splitlines(keepends=True)
-    entries = [entry for _, entry in parse_journal(lines, folder / JOURNAL, len(LENGTHS))]
+    entries = [entry_at(BytesIO(line), 0) for line in lines]
     with (folder / JOURNAL).open("wb") as journal:
         for entry in entries:
             sample = form.decode(folder / entry.file, entry.index)
@@ -109,7 +110,7 @@ def test_another_token_than_was_sampled_is_named(run, tmp_path):
     folder = tmp_path / "other"
     shutil.copytree(run, folder)
     lines = (folder / JOURNAL).read_bytes().splitlines(keepends=True)
-    entries = [entry for _, entry in parse_journal(lines, folder / JOURNAL, len(LENGTHS))]
+    entries = [entry_at(BytesIO(line), 0) for line in lines]
     fields = {name: getattr(entries[5], name) for name in Entry.__slots__}
     lines[5] = encode_entry(Entry(**fields | {"sampled": (entries[5].sampled + 1) % 1000}))
     (folder / JOURNAL).write_bytes(b"".join(lines))

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_compat.errors import JournalError
-from vllm_compat.extract.journal import Entry, encode_entry, parse_journal
+from vllm_compat.extract.journal import Entry, Told, encode_entry, entry_at, parse_journal
 
 PATH = Path("journal-0-of-1.jsonl")
 SAMPLES = 1000
@@ -30,19 +30,24 @@ def an_entry(draw: st.DrawFn) -> Entry:
     return Entry(index, file, draw(st.integers(0, 2**45)), digest, tokens, sampled, row_id, again)
 
 
-def parsed(content: bytes) -> tuple[list[Entry], int]:
-    reader, found = parse_journal(BytesIO(content), PATH, SAMPLES), list[Entry]()
+def parsed(content: bytes, lines_at_once: int = 1) -> tuple[list[Entry], int]:
+    """The entries, each as its line is told of, and where the good part ends."""
+    lines = BytesIO(content).readlines()
+    blocks = [b"".join(lines[n : n + lines_at_once]) for n in range(0, len(lines), lines_at_once)]
+    reader, found = parse_journal(blocks, PATH, SAMPLES), list[Entry]()
     while True:
         try:
-            found.append(next(reader)[1])
+            offset, told = next(reader)
         except StopIteration as end:
             return found, end.value
+        found.append(entry_at(BytesIO(content), offset))
+        assert told == Told(**{name: getattr(found[-1], name) for name in Told.__slots__})
 
 
-@given(st.lists(an_entry(), max_size=8))
-def test_any_entries_are_read_back(entries: list[Entry]) -> None:
+@given(st.lists(an_entry(), max_size=8), st.integers(1, 8))
+def test_any_entries_are_read_back(entries: list[Entry], lines_at_once: int) -> None:
     content = b"".join(map(encode_entry, entries))
-    assert parsed(content) == (entries, len(content))
+    assert parsed(content, lines_at_once) == (entries, len(content))
 
 
 @given(st.data(), st.lists(an_entry(), min_size=1, max_size=5))
@@ -51,7 +56,7 @@ def test_whatever_is_cut_off_the_rest_is_read(data: st.DataObject, entries: list
     content = b"".join(lines)
     cut = data.draw(st.integers(0, len(content)))
     whole = next(n for n in range(len(lines), -1, -1) if sum(map(len, lines[:n])) <= cut)
-    assert parsed(content[:cut]) == (entries[:whole], sum(map(len, lines[:whole])))
+    assert parsed(content[:cut], 3) == (entries[:whole], sum(map(len, lines[:whole])))
     junk = data.draw(st.sampled_from([b"", b"\0" * 7, b"\n", b"\xff\n"]))
     assert parsed(content[:cut] + junk)[0] in (entries[:whole], entries[: whole + 1])
 
@@ -64,15 +69,16 @@ def test_any_flipped_bit_is_found(data: st.DataObject, entries: list[Entry]) -> 
     last_end = len(content) - len(lines[-1]) - 1
     place = data.draw(st.integers(0, len(content) - 1) | st.just(max(last_end, 0)))
     content[place] ^= 1 << data.draw(st.integers(0, 7))
+    at_once = data.draw(st.integers(1, 4))
     if place >= last_end:
-        assert parsed(bytes(content))[0] == entries[: -2 if place == last_end else -1]
+        assert parsed(bytes(content), at_once)[0] == entries[: -2 if place == last_end else -1]
     else:
         with pytest.raises(JournalError) as caught:
-            parsed(bytes(content))
+            parsed(bytes(content), at_once)
         assert 1 <= caught.value.line < len(entries)
 
 
-@given(st.binary(max_size=300))
-def test_any_bytes_give_entries_or_a_journal_error(content: bytes) -> None:
+@given(st.binary(max_size=300), st.integers(1, 4))
+def test_any_bytes_give_entries_or_a_journal_error(content: bytes, lines_at_once: int) -> None:
     with contextlib.suppress(JournalError):
-        assert parsed(content)[1] <= len(content)
+        assert parsed(content, lines_at_once)[1] <= len(content)

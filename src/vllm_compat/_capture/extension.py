@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from vllm_compat._capture.interrupts import heed_interrupts, ignore_interrupts
 from vllm_compat._capture.tap import Captured, Tap
 from vllm_compat.types import LayerId
 
@@ -20,11 +21,19 @@ class VllmCompatExtension:
     """
 
     vllm_compat_tap: Tap | None = None
+    vllm_compat_interrupt: Any = None
 
-    def vllm_compat_install(self: Any, layer_ids: Sequence[LayerId], states: str) -> None:
-        """Tap this worker's layers if its rank is the one that captures: tensor-parallel ranks have the same rows."""
+    def vllm_compat_install(self: Any, layer_ids: Sequence[LayerId], states: str, owner: int) -> None:
+        """Tap this worker's layers if its rank is the one that captures: tensor-parallel ranks have the same rows.
+
+        Args:
+            layer_ids: what to capture.
+            states: how; see ``StateSource``.
+            owner: process of the engine.
+        """
         from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 
+        self.vllm_compat_interrupt = ignore_interrupts(owner)
         self.vllm_compat_tap = Tap(self, layer_ids, states) if get_tensor_model_parallel_rank() == 0 else None
 
     def vllm_compat_collect(
@@ -40,3 +49,5 @@ class VllmCompatExtension:
         if tap is not None:
             tap.remove()
             self.vllm_compat_tap = None
+        heed_interrupts(getattr(self, "vllm_compat_interrupt", None))
+        self.vllm_compat_interrupt = None

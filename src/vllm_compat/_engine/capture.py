@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,7 +23,7 @@ class Capture:
         self._by_name = vllm_config.parallel_config.worker_extension_cls == EXTENSION
         self._layer_ids = layer_ids
         try:
-            self._call(VllmCompatExtension.vllm_compat_install, layer_ids, adapter.chosen["states"][0])
+            self._call(VllmCompatExtension.vllm_compat_install, layer_ids, adapter.chosen["states"][0], os.getpid())
         except BaseException as error:
             self.remove()  # some workers may have succeeded
             if isinstance(error, VllmCompatError) or not isinstance(error, Exception):

@@ -116,10 +116,8 @@ def _convert(source: Source, target: Target, selection: Selection, progress: Pro
 
 
 def _num_layers(source: Source, model: str | None) -> int | None:
-    known = source.record.about.get("num_layers")
-    if isinstance(known, int):
-        return known
-    return read_model_facts(model or str(source.record.identity["model"])).num_layers
+    known = source.record.num_layers
+    return read_model_facts(model or str(source.record.identity["model"])).num_layers if known is None else known
 
 
 def _same_model(source: Source, model: str) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_compat.errors import UsageError
-from vllm_compat.extract.checksum import xxh3
+from vllm_compat.extract.checksum import xxh3_of_file
 from vllm_compat.extract.done import Done, SealedEntries
 from vllm_compat.extract.files import storage
 from vllm_compat.extract.inputs import CheckedInput, read_samples
@@ -17,8 +17,6 @@ from vllm_compat.formats import Format, Row, SampleData, SampleFileError, get_fo
 from vllm_compat.types import LayerId
 
 __all__ = ["Source", "open_source"]
-
-_PART = 1 << 20
 
 
 class Source:
@@ -138,7 +136,6 @@ def open_source(folder: Path, *, partial: bool) -> Source:
 def _digest(path: Path) -> str:
     with storage(path, "read"):
         try:
-            with path.open("rb") as file:
-                return xxh3(iter(lambda: file.read(_PART), b""))
+            return xxh3_of_file(path)
         except FileNotFoundError as error:
             raise SampleFileError(f"{path} is gone") from error

@@ -14,7 +14,8 @@ from vllm_compat.extract.files import make_folder
 from vllm_compat.extract.identity import check_same_run
 from vllm_compat.extract.journal import Journal
 from vllm_compat.extract.locks import locked_folder
-from vllm_compat.extract.record import Record, Summary, read_record, write_record
+from vllm_compat.extract.record import Record, Summary, read_record, sealed, unsealed, write_record
+from vllm_compat.extract.sidecars import write_sidecars
 from vllm_compat.extract.store import Store
 from vllm_compat.extract.sweep import find_strangers, sweep
 from vllm_compat.formats import Format, SealedRun
@@ -47,7 +48,7 @@ class Target:
             SampleFileError: a file of the run that cannot be read.
             StorageError: the file system refused.
         """
-        sealed = SealedRun(
+        run = SealedRun(
             entries=SealedEntries(self._folder, source.num_samples),
             rows=source.rows,
             num_samples=source.num_samples,
@@ -56,11 +57,8 @@ class Target:
             model=str(source.record.identity["model"]),
             config=self._record.about["config"],
         )
-        self._form.seal(self._folder, sealed)
-        about = {**self._record.about, "summary": dataclasses.asdict(summary)}
-        if "skipped" in source.record.about:
-            about["skipped"] = source.record.about["skipped"]
-        write_record(self._folder, dataclasses.replace(self._record, complete=self.done.complete, about=about))
+        sidecars = write_sidecars(self._folder, self._form, run)
+        write_record(self._folder, sealed(self._record, summary, self.done, sidecars, num_layers))
 
 
 @contextlib.contextmanager
@@ -96,15 +94,13 @@ def open_target(
 
 def _record(form: Format, source: Source, layer_ids: tuple[LayerId, ...]) -> Record:
     """The run's record with another format and layers, and where it came from."""
-    before = source.record
+    before = unsealed(source.record)
     changed = {"format": form.name, "layer_ids": list(layer_ids)}
     origin = {"format": source.format.name, "layer_ids": list(source.layer_ids)}
-    about = {name: value for name, value in before.about.items() if name not in ("summary", "skipped")}
-    return Record(
-        complete=False,
+    return dataclasses.replace(
+        before,
         identity={**before.identity, **changed, "converted_from": origin},
-        input=before.input,
-        about={**about, "config": {**source.config, **changed}},
+        about={**before.about, "config": {**source.config, **changed}},
     )
 
 

@@ -8,13 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from vllm_compat.errors import UsageError
-from vllm_compat.extract.model import ModelFacts, read_model_facts
+from vllm_compat.extract.model import NAMES, ModelFacts, read_model_facts
 
 __all__ = ["ModelConfig", "read_config"]
-
-# What transformers' own classes translate to num_hidden_layers and hidden_size.
-_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-_WIDTH = ("hidden_size", "n_embd", "d_model")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +36,12 @@ class ModelConfig:
     @property
     def num_layers(self) -> tuple[int | None, str]:
         """Decoder layers, and the key that says so."""
-        return self._number(_LAYERS)
+        return self._number(NAMES["num_layers"])
 
     @property
     def hidden_size(self) -> tuple[int | None, str]:
         """Width of a state, and the key that says so."""
-        return self._number(_WIDTH)
+        return self._number(NAMES["hidden_size"])
 
     def _number(self, names: tuple[str, ...]) -> tuple[int | None, str]:
         return next(((self.text[n], n) for n in names if type(self.text.get(n)) is int), (None, names[0]))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 from array import array
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
 
 from vllm_compat.extract.files import storage
-from vllm_compat.extract.journal import Entry, entry_at, find_journals, read_journal
+from vllm_compat.extract.journal import Entry, Told, entry_at, find_journals, read_journal
 
 __all__ = ["MAX_NAMED", "Done", "SealedEntries", "read_done"]
 
@@ -41,6 +41,11 @@ class Done:
         return self._state.count(_DONE) + self._state.count(_SKIPPED)
 
     @property
+    def num_files(self) -> int:
+        """How many of them have a file."""
+        return self._state.count(_DONE)
+
+    @property
     def num_skipped(self) -> int:
         """How many of them were skipped."""
         return self._state.count(_SKIPPED)
@@ -67,7 +72,7 @@ class Done:
         """The first samples that are still to be done."""
         return [index for index, state in enumerate(self._state) if state <= _HOLE][:most]
 
-    def add(self, entry: Entry, size: int | None) -> bool:
+    def add(self, entry: Told | Entry, size: int | None) -> bool:
         """Take in one more line of the journals; False when another that counts more was there before.
 
         Args:
@@ -97,8 +102,13 @@ class Done:
         return True
 
 
-def read_done(folder: Path, num_samples: int) -> tuple[Done, dict[Path, int]]:
+def read_done(folder: Path, num_samples: int, journals: Iterable[Path] | None = None) -> tuple[Done, dict[Path, int]]:
     """What the journals of a folder say, all shards together; nothing is changed.
+
+    Args:
+        folder: of the run.
+        num_samples: of the run.
+        journals: those that were found there; None to look for them.
 
     Returns:
         What is done, and where the good part of each journal ends.
@@ -109,10 +119,10 @@ def read_done(folder: Path, num_samples: int) -> tuple[Done, dict[Path, int]]:
     """
     done = Done(num_samples)
     ends: dict[Path, int] = {}
-    size_of = _sizes(folder)
-    for path, _ in find_journals(folder):
-        for _, entry in _entries(path, num_samples, ends):
-            done.add(entry, size_of(entry.file))
+    with _sizes(folder) as size_of:
+        for path in [path for path, _ in find_journals(folder)] if journals is None else journals:
+            for _, told in _entries(path, num_samples, ends):
+                done.add(told, size_of(told.file))
     return done, ends
 
 
@@ -121,6 +131,7 @@ class SealedEntries:
 
     Attributes:
         done: what is done.
+        journals: where the entries are.
     """
 
     def __init__(self, folder: Path, num_samples: int) -> None:
@@ -131,38 +142,44 @@ class SealedEntries:
             StorageError: something cannot be read.
         """
         self.done = Done(num_samples)
-        self._paths = [path for path, _ in find_journals(folder)]
+        self.journals = [path for path, _ in find_journals(folder)]
         self._places = array("Q", [_NOWHERE]) * num_samples
-        size_of = _sizes(folder)
-        for number, path in enumerate(self._paths):
-            for offset, entry in _entries(path, num_samples, {}):
-                if self.done.add(entry, size_of(entry.file)):
-                    self._places[entry.index] = offset * len(self._paths) + number
+        with _sizes(folder) as size_of:
+            for number, path in enumerate(self.journals):
+                for offset, told in _entries(path, num_samples, {}):
+                    if self.done.add(told, size_of(told.file)):
+                        self._places[told.index] = offset * len(self.journals) + number
 
     def __iter__(self) -> Iterator[Entry]:
         with contextlib.ExitStack() as stack:
-            files = [stack.enter_context(path.open("rb")) for path in self._paths]
+            files = [stack.enter_context(path.open("rb")) for path in self.journals]
             for place in self._places:
                 if place != _NOWHERE:
                     offset, number = divmod(place, len(files))
                     yield entry_at(files[number], offset)
 
 
-def _entries(path: Path, num_samples: int, ends: dict[Path, int]) -> Generator[tuple[int, Entry], None, None]:
+def _entries(path: Path, num_samples: int, ends: dict[Path, int]) -> Generator[tuple[int, Told], None, None]:
     ends[path] = yield from read_journal(path, num_samples)
 
 
-def _sizes(folder: Path) -> Callable[[str], int | None]:
+@contextlib.contextmanager
+def _sizes(folder: Path) -> Generator[Callable[[str], int | None], None, None]:
     """What tells the size of a file below a folder; None for one that is not there."""
-    prefix, stat = f"{folder}/", os.stat
+    stat = os.stat
+    with storage(folder, "read"):
+        root = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)  # a whole path would be looked up a million times
 
     def size_of(file: str) -> int | None:
         try:
-            return stat(prefix + file).st_size
+            return stat(file, dir_fd=root).st_size
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
             with storage(folder / file, "read"):
                 raise error
 
-    return size_of
+    try:
+        yield size_of
+    finally:
+        os.close(root)

@@ -1,7 +1,7 @@
 """Every effect on the disk, and files that are there as a whole or not at all; the safetensors layout.
 
-No other module of the extraction writes, syncs, renames or removes, so a test that puts another ``os`` in this one sees
-every effect, and can make each of them fail.
+No other module of the extraction writes, syncs, renames or removes anything but the rehearsal's own folder, so a test
+that puts another ``os`` in this one sees every effect, and can make each of them fail.
 
 The layout is public and never changes, and it is written here: the functions of safetensors that serialize raw bytes
 take other arguments in other releases, and they leave no say over the file's mode, its sync, or a full disk.

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import logging
 from array import array
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -20,7 +20,8 @@ from vllm_compat.extract.journal import Entry, Journal, find_journals, has_begun
 from vllm_compat.extract.locks import ShardBusyError, is_locked, locked_folder
 from vllm_compat.extract.merging import keep_duplicates, may_merge
 from vllm_compat.extract.plan import Plan
-from vllm_compat.extract.record import Effort, Record, Summary, read_record, versions, write_record
+from vllm_compat.extract.record import Effort, Record, Summary, read_record, sealed, unsealed, versions, write_record
+from vllm_compat.extract.sidecars import write_sidecars
 from vllm_compat.extract.store import Store
 from vllm_compat.extract.sweep import find_strangers, sweep
 from vllm_compat.formats import FORMATS, Row, SealedRun, get_format
@@ -114,6 +115,7 @@ class RunFolder:
         folder, total = plan.output_dir, plan.input.num_samples
         with locked_folder(folder):
             record = read_record(folder) or plan.record
+            num_layers = record.num_layers if num_layers is None else num_layers
             if record.complete and self.done.complete:
                 return self._summary(effort, self.done)
             entries = SealedEntries(folder, total)
@@ -123,11 +125,11 @@ class RunFolder:
                 raise CaptureError(f"{folder}: samples were written and are gone: {missing}; the same command fills in")
             summary = self._summary(effort, done)
             if done.complete and not record.complete:
-                _refuse_strangers(plan, done)
-                for path, _ in find_journals(folder):
+                _refuse_strangers(plan, entries)
+                for path in entries.journals:
                     sync_file(path)  # another shard may have been killed between its last line and the sync
-                plan.format.seal(folder, self._sealed(entries, num_layers))
-                write_record(folder, _completed(record, summary, done))
+                sidecars = write_sidecars(folder, plan.format, self._sealed(entries, num_layers))
+                write_record(folder, sealed(record, summary, done, sidecars, num_layers))
         return summary
 
     def _summary(self, effort: Effort, done: Done) -> Summary:
@@ -186,15 +188,16 @@ def open_run(plan: Plan, config: ExtractConfig) -> Generator[RunFolder, None, No
             before = _agreed_record(plan)
             journal = Journal(folder, config.shard)
             stack.callback(journal.close)
-            _refuse_other_divisions(folder, config.shard)
+            journals = find_journals(folder)  # once: a folder of a million names is read for it
+            _refuse_other_divisions(folder, journals, config.shard)
             keep_duplicates(folder, plan.input)
             sweep(folder, config.shard)
-        done, ends = read_done(folder, total)
+        done, ends = read_done(folder, total, [path for path, _ in journals])
         journal.recover(ends[journal.path])
         if before.complete and not done.complete:
             logger.warning("%d files of a complete run are gone; they are made again", total - len(done))
             with locked_folder(folder):
-                write_record(folder, _reopened(before))
+                write_record(folder, unsealed(before))
         yield RunFolder(plan, config, done, Store(folder, plan.format, journal, config.shard, done))
 
 
@@ -210,11 +213,13 @@ def begin_run(plan: Plan, count: int) -> Done:
         JournalError: a journal that was changed.
         StorageError: the file system refused.
     """
-    with locked_folder(plan.output_dir):
+    folder = plan.output_dir
+    with locked_folder(folder):
         _agreed_record(plan)
-        _refuse_other_divisions(plan.output_dir, (0, count))
-        keep_duplicates(plan.output_dir, plan.input)
-    done, _ = read_done(plan.output_dir, plan.input.num_samples)
+        journals = find_journals(folder)
+        _refuse_other_divisions(folder, journals, (0, count))
+        keep_duplicates(folder, plan.input)
+    done, _ = read_done(folder, plan.input.num_samples, [path for path, _ in journals])
     return done
 
 
@@ -222,8 +227,7 @@ def _agreed_record(plan: Plan) -> Record:
     """The folder's record, written if this process is the first, or all before it came to nothing."""
     folder = plan.output_dir
     before = read_record(folder)
-    begun = has_begun(folder)
-    if before and (begun or before.identity == plan.record.identity):
+    if before and (before.identity == plan.record.identity or has_begun(folder)):
         check_same_run(folder, before.identity, plan.record.identity)
         now = versions()["vllm_version"]
         if before.about.get("vllm_version") != now:
@@ -232,10 +236,13 @@ def _agreed_record(plan: Plan) -> Record:
                 before.about.get("vllm_version"),
                 now,
             )
-        if before.input != plan.record.input:  # the same lines in another place, or touched: found by reading them
-            before = dataclasses.replace(before, input=plan.record.input)
-            write_record(folder, before)
-        return before
+        num_layers = plan.num_layers if before.num_layers is None else before.num_layers
+        # The input may be the same lines in another place, or touched: found by reading them.
+        record = dataclasses.replace(before, input=plan.record.input, num_layers=num_layers)
+        if record != before:
+            write_record(folder, record)
+        return record
+    begun = has_begun(folder)
     left = (name for form in FORMATS for name in find_strangers(folder, get_format(form)))
     old = next(left, None) or (begun and next((path.name for path, _ in find_journals(folder)), None))
     if old:
@@ -243,13 +250,16 @@ def _agreed_record(plan: Plan) -> Record:
             f"{folder} already has samples of an earlier run ({old}) and no record of it, which must not be mixed with "
             "new ones. Give another output folder, or move them away"
         )
-    write_record(folder, plan.record)
-    return plan.record
+    record = dataclasses.replace(plan.record, num_layers=plan.num_layers)
+    write_record(folder, record)
+    return record
 
 
-def _refuse_other_divisions(folder: Path, shard: tuple[int, int]) -> None:
+def _refuse_other_divisions(
+    folder: Path, journals: Iterable[tuple[Path, tuple[int, int]]], shard: tuple[int, int]
+) -> None:
     """Two ways to divide the samples, both at work, would do samples twice."""
-    for path, (_, count) in find_journals(folder):
+    for path, (_, count) in journals:
         if count != shard[1] and is_locked(path):
             raise ShardBusyError(
                 f"a process with --shard I/{count} is at work in {folder}; this one has {shard[0]}/{shard[1]}. Wait "
@@ -257,22 +267,10 @@ def _refuse_other_divisions(folder: Path, shard: tuple[int, int]) -> None:
             )
 
 
-def _refuse_strangers(plan: Plan, done: Done) -> None:
-    found = list(islice(find_strangers(plan.output_dir, plan.format, done, plan.input.num_samples), 10))
+def _refuse_strangers(plan: Plan, entries: SealedEntries) -> None:
+    found = list(islice(find_strangers(plan.output_dir, plan.format, entries), 10))
     if found:
         raise CaptureError(
             f"{plan.output_dir} has files that are named like samples and are none of this run: {', '.join(found)}. "
             "Move them away; the same command then ends the run"
         )
-
-
-def _reopened(before: Record) -> Record:
-    about = {name: value for name, value in before.about.items() if name not in ("summary", "skipped")}
-    return dataclasses.replace(before, complete=False, about=about)
-
-
-def _completed(before: Record, summary: Summary, done: Done) -> Record:
-    about = {**before.about, "summary": dataclasses.asdict(summary)}
-    if done.num_skipped:
-        about["skipped"] = [{"index": index, "why": why} for index, why in sorted(done.skipped.items())]
-    return dataclasses.replace(before, complete=True, about=about)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, cast
@@ -13,7 +13,21 @@ from vllm_compat.errors import UsageError
 from vllm_compat.extract.revision import local_folder
 from vllm_compat.types import LayerId
 
-__all__ = ["ModelFacts", "choose_layer_ids", "read_model_facts"]
+__all__ = ["NAMES", "ModelFacts", "choose_layer_ids", "read_model_facts"]
+
+NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "num_layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+        "hidden_size": ("hidden_size", "n_embd", "d_model", "n_embed"),
+        "vocab_size": ("vocab_size", "padded_vocab_size"),
+        "max_positions": ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx"),
+    }
+)
+"""What ``config.json`` calls each fact, the usual name first.
+
+The others are those of GPT-2 and its kin, Bloom, Falcon's first ones, MPT, DBRX and ChatGLM, as the classes of
+transformers (``attribute_map``) or the models' own read them.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +67,12 @@ def read_model_facts(model: str, options: Mapping[str, Any] = MappingProxyType({
         return ModelFacts(why_unknown=f"{folder / 'config.json'} is not a JSON object")
     config = cast("dict[str, Any]", found)
     text = config.get("text_config")
-    merged = config | cast("dict[str, Any]", text) if isinstance(text, dict) else config
+    places = [cast("dict[str, Any]", text), config] if isinstance(text, dict) else [config]
     return ModelFacts(
-        num_layers=_number(merged, "num_hidden_layers"),
-        hidden_size=_number(merged, "hidden_size"),
-        vocab_size=_number(merged, "vocab_size"),
-        max_positions=_number(merged, "max_position_embeddings"),
+        num_layers=_number(places, "num_layers"),
+        hidden_size=_number(places, "hidden_size"),
+        vocab_size=_number(places, "vocab_size"),
+        max_positions=_number(places, "max_positions"),
     )
 
 
@@ -85,6 +99,7 @@ def choose_layer_ids(asked: tuple[LayerId, ...] | None, facts: ModelFacts) -> tu
     return default
 
 
-def _number(config: dict[str, Any], name: str) -> int | None:
-    value = config.get(name)
-    return value if type(value) is int and value > 1 else None
+def _number(places: Sequence[Mapping[str, Any]], fact: str) -> int | None:
+    """The first number under any name of a fact, in the first place that has one."""
+    values = (place.get(name) for place in places for name in NAMES[fact])
+    return next((value for value in values if type(value) is int and value > 1), None)

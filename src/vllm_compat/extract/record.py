@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -13,12 +13,26 @@ import vllm_compat
 from vllm_compat._detect.installed import find_installed
 from vllm_compat.errors import JournalError
 from vllm_compat.extract.config import ExtractConfig
+from vllm_compat.extract.done import Done
 from vllm_compat.extract.files import storage, write_whole
 from vllm_compat.extract.inputs import CheckedInput, TokenizerSource, stamp_of
+from vllm_compat.extract.sidecars import Sidecar
 
-__all__ = ["RUN_FILE", "Effort", "Record", "Summary", "read_record", "record_of", "versions", "write_record"]
+__all__ = [
+    "RUN_FILE",
+    "Effort",
+    "Record",
+    "Summary",
+    "read_record",
+    "record_of",
+    "sealed",
+    "unsealed",
+    "versions",
+    "write_record",
+]
 
 RUN_FILE = "run.json"
+_OF_THE_SEAL = ("summary", "skipped", "sidecars")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +100,15 @@ class Record:
         complete: whether every sample is done and the sidecars are written.
         identity: the settings that a later start must share; see ``identity``.
         input: what the check of the input found, for the starts after the first.
-        about: for people and tools: configuration, versions, and at the end the summary.
+        about: for people and tools: configuration, versions, and at the end the summary and the sidecars' digests.
+        num_layers: decoder layers of the model; None as long as they are not known.
     """
 
     complete: bool
     identity: Mapping[str, Any]
     input: Mapping[str, Any]
     about: Mapping[str, Any] = field(repr=False)
+    num_layers: int | None = None
 
     def checked_input(
         self,
@@ -155,6 +171,32 @@ def record_of(config: ExtractConfig, identity: Mapping[str, Any], checked: Check
     )
 
 
+def sealed(record: Record, summary: Summary, done: Done, sidecars: Iterable[Sidecar], num_layers: int | None) -> Record:
+    """The record at the end of a run.
+
+    Args:
+        record: before that.
+        summary: what was done; it says whether the run is complete.
+        done: the same, with the samples that were skipped.
+        sidecars: what lies beside the samples.
+        num_layers: decoder layers of the model; None when not known.
+    """
+    about = {
+        **record.about,
+        "summary": dataclasses.asdict(summary),
+        "sidecars": [dataclasses.asdict(sidecar) for sidecar in sidecars],
+    }
+    if done.num_skipped:
+        about["skipped"] = [{"index": index, "why": why} for index, why in sorted(done.skipped.items())]
+    return dataclasses.replace(record, complete=summary.complete, about=about, num_layers=num_layers)
+
+
+def unsealed(record: Record) -> Record:
+    """The record as it was before ``sealed``."""
+    about = {name: value for name, value in record.about.items() if name not in _OF_THE_SEAL}
+    return dataclasses.replace(record, complete=False, about=about)
+
+
 def read_record(folder: Path) -> Record | None:
     """The record in a folder; None when there is none.
 
@@ -172,15 +214,18 @@ def read_record(folder: Path) -> Record | None:
         found = cast("dict[str, Any]", json.loads(raw))
         about = dict(found)
         complete, identity, checked = about.pop("complete"), about.pop("identity"), about.pop("input")
+        num_layers = about.pop("num_layers", None)
         if type(complete) is not bool or not isinstance(identity, dict) or not isinstance(checked, dict):
             raise TypeError
+        if num_layers is not None and type(num_layers) is not int:
+            raise TypeError(f"num_layers {num_layers!r}")
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise JournalError(
             f"{path} is not a run's record of this release ({error!r}); it was changed, or written by another release. "
             "Nothing was touched. Give another output folder, or put the file back",
             path=str(path),
         ) from error
-    return Record(complete, cast("dict[str, Any]", identity), cast("dict[str, Any]", checked), about)
+    return Record(complete, cast("dict[str, Any]", identity), cast("dict[str, Any]", checked), about, num_layers)
 
 
 def write_record(folder: Path, record: Record) -> None:
@@ -189,5 +234,6 @@ def write_record(folder: Path, record: Record) -> None:
     Raises:
         StorageError: it cannot be written.
     """
-    run = {"complete": record.complete, "identity": record.identity, "input": record.input, **record.about}
+    known = {} if record.num_layers is None else {"num_layers": record.num_layers}
+    run = {"complete": record.complete, "identity": record.identity, "input": record.input, **known, **record.about}
     write_whole(folder / RUN_FILE, [(json.dumps(run, indent=2, default=str) + "\n").encode()])

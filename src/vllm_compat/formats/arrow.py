@@ -20,8 +20,11 @@ _PART = 1 << 20
 _SHARD = re.compile(r"data-\d{5}-of-\d{5}\.arrow")
 
 
-def write_dataset(folder: Path, rows: Iterator[Row]) -> None:
+def write_dataset(folder: Path, rows: Iterator[Row]) -> tuple[str, ...]:
     """Write ``input_ids``, ``loss_mask`` and ``seq_len`` of the rows into a folder, a thousand of them in memory.
+
+    Returns:
+        The names of the files.
 
     Raises:
         StorageError: it cannot be written.
@@ -33,7 +36,7 @@ def write_dataset(folder: Path, rows: Iterator[Row]) -> None:
             temporary.mkdir()
             _write(temporary / "rows.arrow", rows)
             _save(temporary / "rows.arrow", temporary / "saved")
-        _publish(temporary / "saved", folder)
+        return _publish(temporary / "saved", folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -64,14 +67,16 @@ def _save(stream: Path, folder: Path) -> None:
             datasets.enable_progress_bars()
 
 
-def _publish(source: Path, folder: Path) -> None:
+def _publish(source: Path, folder: Path) -> tuple[str, ...]:
     """Put a saved dataset's files into a folder, each whole; ``state.json``, which names the others, comes last."""
     shards = sorted(path.name for path in source.glob("*.arrow"))
-    for name in (*shards, "dataset_info.json", "state.json"):
+    names = (*shards, "dataset_info.json", "state.json")
+    for name in names:
         write_whole(folder / name, _parts(source / name))
     for path in folder.iterdir():
         if _SHARD.fullmatch(path.name) and path.name not in shards:
             remove(path)  # of an earlier seal
+    return names
 
 
 def _parts(path: Path) -> Iterator[bytes]:

@@ -222,14 +222,17 @@ class Format(ABC):
             UsageError: a library that reading takes is not installed.
         """
 
-    def seal(self, folder: Path, samples: SealedRun) -> None:
+    def seal(self, folder: Path, samples: SealedRun) -> tuple[str, ...]:
         """Write the sidecars, each whole or not at all; writing them again is harmless.
 
         The default writes ``draft_config.json``; a format with sidecars of its own adds to it.
+
+        Returns:
+            Their names, relative to the folder.
 
         Raises:
             VllmCompatError: one cannot be written.
         """
         from vllm_compat.formats.draft import write_draft_config  # it writes files, so it imports ``extract``
 
-        write_draft_config(folder, samples.layer_ids, samples.num_layers)
+        return write_draft_config(folder, samples.layer_ids, samples.num_layers)

@@ -28,12 +28,17 @@ def draft_config(layer_ids: Sequence[LayerId], num_layers: int) -> dict[str, lis
     return {"eagle_aux_hidden_state_layer_ids": ids} if ids else {}
 
 
-def write_draft_config(folder: Path, layer_ids: Sequence[LayerId], num_layers: int | None) -> None:
+def write_draft_config(folder: Path, layer_ids: Sequence[LayerId], num_layers: int | None) -> tuple[str, ...]:
     """Write ``draft_config.json``; nothing where there are no auxiliary layers, or the model's depth is not known.
+
+    Returns:
+        The names of what was written.
 
     Raises:
         VllmCompatError: it cannot be written.
     """
     found = draft_config(layer_ids, num_layers) if num_layers is not None else {}
-    if found:
-        write_whole(folder / DRAFT_CONFIG, [(json.dumps(found) + "\n").encode()])
+    if not found:
+        return ()
+    write_whole(folder / DRAFT_CONFIG, [(json.dumps(found) + "\n").encode()])
+    return (DRAFT_CONFIG,)

@@ -18,6 +18,8 @@ from vllm_compat.types import LayerId
 
 __all__ = ["Speculators"]
 
+_FREQUENCY = "token_freq.pt"
+
 
 class Speculators(Safetensors):
     """``hidden_states/hs_{i}.safetensors`` as in ``safetensors``, with the last state, before the norm, as last layer.
@@ -44,11 +46,11 @@ class Speculators(Safetensors):
     def file(self, index: int, sample_id: str | None) -> PurePosixPath:
         return PurePosixPath(f"hidden_states/hs_{index}.safetensors")
 
-    def seal(self, folder: Path, samples: SealedRun) -> None:
-        super().seal(folder, samples)
+    def seal(self, folder: Path, samples: SealedRun) -> tuple[str, ...]:
+        names = super().seal(folder, samples)
         frequency: Counter[int] = Counter()
         for row in samples.rows():
             mask = row.loss_mask or (1,) * len(row.token_ids)
             frequency.update(token for token, counts in zip(row.token_ids, mask, strict=True) if counts)
-        write_whole(folder / "token_freq.pt", [saved(dict(frequency))])
-        write_dataset(folder, samples.rows())
+        write_whole(folder / _FREQUENCY, [saved(dict(frequency))])
+        return (*names, _FREQUENCY, *write_dataset(folder, samples.rows()))

@@ -16,6 +16,8 @@ from vllm_compat.types import NORM, LayerId, Tensor
 
 __all__ = ["SpeculatorsV1"]
 
+_LENGTHS = "sample_lengths.json"
+
 
 class SpeculatorsV1(ArchiveFormat):
     """``data_{i}.pt``: ``hidden_states`` is a list of a tensor [tokens, hidden_size] for each layer.
@@ -52,7 +54,8 @@ class SpeculatorsV1(ArchiveFormat):
         torch: Any = import_module("torch")
         return torch.stack(fields["hidden_states"], 1)
 
-    def seal(self, folder: Path, samples: SealedRun) -> None:
-        super().seal(folder, samples)
+    def seal(self, folder: Path, samples: SealedRun) -> tuple[str, ...]:
+        names = super().seal(folder, samples)
         lengths = {str(entry.index): entry.tokens for entry in samples.entries if entry.file}
-        write_whole(folder / "sample_lengths.json", [json.dumps(lengths).encode()])
+        write_whole(folder / _LENGTHS, [json.dumps(lengths).encode()])
+        return (*names, _LENGTHS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import Path
 
+from vllm_compat.extract.model import NAMES
 from vllm_compat.types import NORM
 from vllm_compat.verify.checkpoint import Checkpoint, CheckpointError
 from vllm_compat.verify.head import Head, load_head
@@ -12,8 +13,6 @@ from vllm_compat.verify.run import RunFacts
 from vllm_compat.verify.selfcheck import End
 
 __all__ = ["find_ends"]
-
-_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 
 
 def find_ends(run: RunFacts, folder: Path, device: str) -> tuple[Head, tuple[End, ...]]:
@@ -30,9 +29,9 @@ def find_ends(run: RunFacts, folder: Path, device: str) -> tuple[Head, tuple[End
     if find_spec("torch") is None:
         raise CheckpointError("it takes torch, which is not installed")
     checkpoint = Checkpoint(folder)
-    num_layers = checkpoint.number(*_LAYERS)
+    num_layers = checkpoint.number(*NAMES["num_layers"])
     if num_layers is None:
-        raise CheckpointError(f"{folder / 'config.json'} has none of {', '.join(_LAYERS)}")
+        raise CheckpointError(f"{folder / 'config.json'} has none of {', '.join(NAMES['num_layers'])}")
     places = [at for at, layer_id in enumerate(run.layer_ids) if layer_id in (num_layers - 1, NORM)]
     if not places:
         raise CheckpointError(f"the run has neither the last layer, {num_layers - 1}, nor `{NORM}`")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from vllm_compat.convert.norm import KNOWN, FinalNorm
+from vllm_compat.extract.model import NAMES
 from vllm_compat.types import Tensor
 from vllm_compat.verify.checkpoint import Checkpoint, CheckpointError
 
@@ -67,8 +68,8 @@ def load_head(checkpoint: Checkpoint, device: str) -> Head:
     Raises:
         CheckpointError: something of it is not there, or not unique.
     """
-    vocabulary = checkpoint.number("vocab_size")
-    width = checkpoint.number("hidden_size", "n_embd", "d_model")
+    vocabulary = checkpoint.number(*NAMES["vocab_size"])
+    width = checkpoint.number(*NAMES["hidden_size"])
     if not isinstance(vocabulary, int) or not isinstance(width, int):
         raise CheckpointError("config.json has no vocab_size and hidden_size")
     embedding = _one(checkpoint, "embedding", _EMBEDDINGS, (vocabulary, width))

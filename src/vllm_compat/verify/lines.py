@@ -9,7 +9,7 @@ from pathlib import Path
 
 from vllm_compat.errors import JournalError
 from vllm_compat.extract.files import storage
-from vllm_compat.extract.journal import Entry, entry_at, find_journals, parse_journal
+from vllm_compat.extract.journal import Entry, Told, entry_at, find_journals, parse_journal
 from vllm_compat.verify.problems import Problem, Problems
 from vllm_compat.verify.run import RunFacts
 
@@ -76,34 +76,34 @@ class Lines:
             for line_number, line in enumerate(file, start=1):
                 if bad:
                     problems.add(Problem(bad[1], file=path.name, line=bad[0]))
-                entry = _entry(line, path, run.num_samples)
-                bad = (line_number, entry) if isinstance(entry, str) else None
-                if isinstance(entry, Entry) and not self._add(entry, offset * len(self._paths) + number):
+                told = _told(line, path, run.num_samples)
+                bad = (line_number, told) if isinstance(told, str) else None
+                if isinstance(told, Told) and not self._add(told, offset * len(self._paths) + number):
                     what = f"the journals have it twice; the later line is {line_number} of {path.name}"
-                    problems.add(Problem(what, entry.index, entry.file))
+                    problems.add(Problem(what, told.index, told.file))
                 offset += len(line)
         if bad and (run.complete or bad[1] != _NOT_WRITTEN):
             problems.add(Problem(bad[1], file=path.name, line=bad[0]))
         elif bad:
             self.torn.append(path.name)
 
-    def _add(self, entry: Entry, place: int) -> bool:
+    def _add(self, told: Told, place: int) -> bool:
         """Take in a line; False when the sample has one of the same count."""
-        first = self._places[entry.index] == _NOWHERE
-        before = self._again.get(entry.index, 0)
-        if first or entry.again >= before:
-            self._places[entry.index] = place
-            if entry.again:
-                self._again[entry.index] = entry.again
+        first = self._places[told.index] == _NOWHERE
+        before = self._again.get(told.index, 0)
+        if first or told.again >= before:
+            self._places[told.index] = place
+            if told.again:
+                self._again[told.index] = told.again
         self.num_done += first
-        return first or entry.again != before
+        return first or told.again != before
 
 
-def _entry(line: bytes, path: Path, num_samples: int) -> Entry | str:
-    """The entry of a line, or what is wrong with it."""
+def _told(line: bytes, path: Path, num_samples: int) -> Told | str:
+    """What a line says, or what is wrong with it."""
     try:
-        for _, entry in parse_journal([line], path, num_samples):
-            return entry
+        for _, told in parse_journal([line], path, num_samples):
+            return told
     except JournalError:
         return f"it names a sample of another run: there are {num_samples} here, from 0"
     return _NOT_WRITTEN

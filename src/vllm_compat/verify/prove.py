@@ -121,6 +121,8 @@ def _self_checks(run: RunFacts, config: VerifyConfig, problems: Problems) -> tup
 
 def _notes(run: RunFacts, config: VerifyConfig, folder: Path | None) -> Iterator[str]:
     """What a reader of the verdict should know."""
+    if run.complete and run.sidecars is None:
+        yield "the run is of an earlier release, which kept no checksums of the files beside the samples: not compared"
     revision = find_revision(str(folder), {}) if folder else None
     if None not in (revision, run.revision) and revision != run.revision:
         yield f"{folder} is not the model of the run: its revision is {revision}, the run's was {run.revision}"

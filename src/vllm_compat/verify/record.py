@@ -1,4 +1,4 @@
-"""What ``run.json`` and the sidecar of all formats say, against what is there."""
+"""What ``run.json`` says, and what lies beside the samples, against what is there."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from vllm_compat.extract.record import RUN_FILE
+from vllm_compat.extract.sidecars import Sidecar, look_at
 from vllm_compat.formats.draft import DRAFT_CONFIG, draft_config
 from vllm_compat.verify.problems import Problem, Problems
 from vllm_compat.verify.run import RunFacts
 
-__all__ = ["check_record"]
+__all__ = ["check_record", "check_sidecars"]
+
+_GONE = "it is gone; the run wrote it when it was complete"
 
 
 def check_record(run: RunFacts, found: Mapping[str, int], problems: Problems) -> None:
-    """Compare what a complete run says at its end.
+    """Compare what a complete run says at its end, but for the sidecars.
 
     Args:
         run: the run.
@@ -35,21 +38,52 @@ def check_record(run: RunFacts, found: Mapping[str, int], problems: Problems) ->
             if summary.get(name) != value:
                 what = f"its summary says {name} {summary.get(name)!r}, the journals have {value}"
                 problems.add(Problem(what, file=RUN_FILE))
-        _check_draft_config(run, problems)
 
 
-def _check_draft_config(run: RunFacts, problems: Problems) -> None:
-    """The draft model's snippet, where the model's depth is known."""
-    num_layers = run.facts.num_layers
-    wanted = draft_config(run.layer_ids, num_layers) if num_layers is not None else {}
-    if not wanted:
+def check_sidecars(run: RunFacts, problems: Problems, *, all_of_them: bool) -> None:
+    """Read what lies beside the samples of a complete run; each file that is not what was written is a problem.
+
+    Args:
+        run: the run.
+        problems: gets them.
+        all_of_them: not only the draft model's snippet.
+    """
+    if not run.complete:
         return
+    wrong = _in_draft_config(run)
+    for sidecar in (run.sidecars or ()) if all_of_them else ():
+        wrong.setdefault(sidecar.file, _in_file(run, sidecar))
+    for name, what in wrong.items():
+        if what:
+            problems.add(Problem(what, file=name))
+
+
+def _in_file(run: RunFacts, written: Sidecar) -> str:
+    """What is wrong with a file; empty when nothing is."""
+    try:
+        found = look_at(run.folder, written.file)
+    except FileNotFoundError:
+        return _GONE
+    except OSError as error:
+        return f"it cannot be read: {error.strerror or error}"
+    if found.bytes != written.bytes:
+        return f"it has {found.bytes} bytes, {written.bytes} were written"
+    if found.xxh3 != written.xxh3:
+        return f"it is not what was written: its xxh3 is {found.xxh3}, {written.xxh3} was written"
+    return ""
+
+
+def _in_draft_config(run: RunFacts) -> dict[str, str]:
+    """What is wrong with the draft model's snippet, where the model's depth is known; it is known by its contents."""
+    wanted = {} if run.num_layers is None else draft_config(run.layer_ids, run.num_layers)
+    if not wanted:
+        return {}
     try:
         found = json.loads((run.folder / DRAFT_CONFIG).read_bytes())
     except FileNotFoundError:
-        problems.add(Problem("it is gone; the run wrote it when it was complete", file=DRAFT_CONFIG))
+        return {DRAFT_CONFIG: _GONE}
     except (OSError, ValueError) as error:
-        problems.add(Problem(f"it cannot be read: {error}", file=DRAFT_CONFIG))
-    else:
-        if found != wanted:
-            problems.add(Problem(f"it says {json.dumps(found)}, wanted {json.dumps(wanted)}", file=DRAFT_CONFIG))
+        return {DRAFT_CONFIG: f"it cannot be read: {error}"}
+    if found != wanted:
+        return {DRAFT_CONFIG: f"it says {json.dumps(found)}, wanted {json.dumps(wanted)}"}
+    return {}

@@ -12,6 +12,7 @@ from vllm_compat.errors import JournalError, UsageError
 from vllm_compat.extract.model import ModelFacts, read_model_facts
 from vllm_compat.extract.record import RUN_FILE, Record, read_record
 from vllm_compat.extract.revision import find_revision
+from vllm_compat.extract.sidecars import Sidecar
 from vllm_compat.formats import Format, get_format
 from vllm_compat.types import LayerId
 
@@ -37,6 +38,8 @@ class RunFacts:
         prepared_data: its input.
         generate: the most tokens of an answer; 0 where the input's tokens are all that a sample has.
         sampling: how answers were sampled.
+        num_layers: decoder layers of the model; None when not known.
+        sidecars: the files beside the samples as they were written; None when the run does not say.
         facts: what the model's folder says, as long as it is the run's own.
         record: all of it.
     """
@@ -53,6 +56,8 @@ class RunFacts:
     prepared_data: Path
     generate: int
     sampling: Mapping[str, Any]
+    num_layers: int | None
+    sidecars: tuple[Sidecar, ...] | None
     facts: ModelFacts
     record: Record = field(repr=False)
 
@@ -75,6 +80,7 @@ def open_facts(folder: Path) -> RunFacts:
             raise TypeError(f"num_samples {num_samples!r}, model_revision {revision!r}")
         if missing := [name for name in _OF_THE_INPUT if name not in record.input]:
             raise KeyError(missing[0])
+        facts = _facts(str(identity["model"]), revision)
         return RunFacts(
             folder=folder,
             complete=record.complete,
@@ -88,7 +94,9 @@ def open_facts(folder: Path) -> RunFacts:
             prepared_data=Path(record.about["config"]["prepared_data"]),
             generate=int(identity.get("generate", 0)),
             sampling=dict(identity.get("sampling", {})),
-            facts=_facts(str(identity["model"]), revision),
+            num_layers=facts.num_layers if record.num_layers is None else record.num_layers,
+            sidecars=_sidecars(record),
+            facts=facts,
             record=record,
         )
     except (KeyError, TypeError, ValueError) as error:
@@ -97,6 +105,13 @@ def open_facts(folder: Path) -> RunFacts:
             "release",
             path=str(folder / RUN_FILE),
         ) from error
+
+
+def _sidecars(record: Record) -> tuple[Sidecar, ...] | None:
+    told: Any = record.about.get("sidecars")
+    if told is None:
+        return None
+    return tuple(Sidecar(str(each["file"]), int(each["bytes"]), str(each["xxh3"])) for each in told)
 
 
 def _facts(model: str, revision: str | None) -> ModelFacts:

@@ -11,14 +11,15 @@ from dataclasses import dataclass
 
 from vllm_compat.extract.inputs import Sample
 from vllm_compat.extract.journal import Entry
+from vllm_compat.extract.names import Names
 from vllm_compat.extract.progress import Progress
 from vllm_compat.verify.lines import Lines
 from vllm_compat.verify.problems import Problem, Problems
-from vllm_compat.verify.record import check_record
+from vllm_compat.verify.record import check_record, check_sidecars
 from vllm_compat.verify.rows import InputRows
 from vllm_compat.verify.run import RunFacts
 from vllm_compat.verify.sample import Checked, Expected, check_sample
-from vllm_compat.verify.strangers import OwnFiles, find_strangers
+from vllm_compat.verify.strangers import find_strangers
 
 __all__ = ["Scan", "scan"]
 
@@ -72,7 +73,7 @@ def scan(
         rows: of its input.
         problems: gets what is wrong.
         jobs: threads that read.
-        only: read the files of these samples alone, and leave the folder unsearched; None for all.
+        only: read the files of these samples alone, and leave the folder unsearched; None for everything.
         ends: positions of the layers whose last state of each sample is wanted.
         seen: told of each sample that was read, in order.
         progress: told of each sample that was read.
@@ -84,7 +85,7 @@ def scan(
     """
     start = time.monotonic()
     read = good = skipped = tokens = size = all_tokens = all_bytes = 0
-    own = OwnFiles()
+    own = Names()
 
     def take(checked: Checked) -> None:
         nonlocal read, good, tokens, size
@@ -116,6 +117,7 @@ def scan(
             take(checked)
     own.end()
     unfinished = 0 if only is not None else find_strangers(run, lines, own, problems)
+    check_sidecars(run, problems, all_of_them=only is None)
     counted = {"samples": lines.num_done, "skipped": skipped, "tokens": all_tokens, "bytes": all_bytes}
     check_record(run, counted, problems)
     return Scan(

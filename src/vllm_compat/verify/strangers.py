@@ -4,42 +4,21 @@ from __future__ import annotations
 
 import os
 import re
-from array import array
-from bisect import bisect_left
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path, PurePosixPath
 
 from vllm_compat.extract.files import owner_of_temporary, storage
+from vllm_compat.extract.names import Names
 from vllm_compat.verify.lines import Lines
 from vllm_compat.verify.problems import Problem, Problems
 from vllm_compat.verify.run import RunFacts
 
-__all__ = ["OwnFiles", "find_strangers"]
+__all__ = ["find_strangers"]
 
 _NUMBER = re.compile(r"\d+")
 
 
-class OwnFiles:
-    """The names of a run's samples, in 8 bytes each."""
-
-    def __init__(self) -> None:
-        self._hashes = array("q")
-
-    def add(self, name: str) -> None:
-        """One more."""
-        self._hashes.append(hash(name))
-
-    def end(self) -> None:
-        """There are no more to come: from here on they may be looked for."""
-        import_module("numpy").frombuffer(self._hashes, dtype="int64").sort()  # in place
-
-    def __contains__(self, name: str) -> bool:
-        at = bisect_left(self._hashes, hash(name))
-        return at < len(self._hashes) and self._hashes[at] == hash(name)
-
-
-def find_strangers(run: RunFacts, lines: Lines, own: OwnFiles, problems: Problems) -> int:
+def find_strangers(run: RunFacts, lines: Lines, own: Names, problems: Problems) -> int:
     """Name the files that readers would take for samples and that are none, and unfinished ones.
 
     A run under way may have unfinished files, and one that got its name and no line yet; these are counted alone.

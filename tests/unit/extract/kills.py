@@ -22,7 +22,7 @@ from tests.unit.extract.tree import tree_of
 
 from vllm_compat.extract import ExtractConfig, extract
 from vllm_compat.extract.checksum import xxh3
-from vllm_compat.extract.journal import Entry, read_journal
+from vllm_compat.extract.journal import Entry, entry_at, read_journal
 from vllm_compat.testing import FakeEngine
 from vllm_compat.types import StepResult
 
@@ -35,6 +35,12 @@ class SlowEngine(FakeEngine):
     def run_step(self) -> StepResult:
         time.sleep(0.001)
         return super().run_step()
+
+
+def read(journal: Path) -> list[Entry]:
+    """The entries of a journal."""
+    with journal.open("rb") as file:
+        return [entry_at(file, offset) for offset, _ in read_journal(journal, 40)]
 
 
 def run(config: ExtractConfig) -> None:
@@ -75,7 +81,7 @@ def main(model: str, data: str, folder: str, wanted_kills: int) -> None:
                 assert os.WEXITSTATUS(status) == 0, "it failed"
                 break
             kills += 1
-            entries = [entry for _, entry in read_journal(journal, 40)] if journal.exists() else []
+            entries = read(journal) if journal.exists() else []
             assert entries[: len(before)] == before, "what was done is done no more"
             before = entries
             for entry in entries:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import zlib
@@ -11,9 +12,11 @@ from typing import Any
 import pytest
 
 from vllm_compat.errors import JournalError, UsageError
+from vllm_compat.extract import journal as journals
 from vllm_compat.extract.journal import (
     Entry,
     Journal,
+    Told,
     encode_entry,
     entry_at,
     find_journals,
@@ -39,13 +42,16 @@ def written(tmp_path: Path, content: bytes) -> Path:
 
 
 def read(path: Path) -> tuple[list[Entry], int]:
-    """The entries of a journal, and where its good part ends."""
+    """The entries of a journal, each as its line is told of, and where its good part ends."""
     reader, found = read_journal(path, 1000), list[Entry]()
-    while True:
-        try:
-            found.append(next(reader)[1])
-        except StopIteration as end:
-            return found, end.value
+    with path.open("rb") as file:
+        while True:
+            try:
+                offset, told = next(reader)
+            except StopIteration as end:
+                return found, end.value
+            found.append(entry_at(file, offset))
+            assert told == Told(**{name: getattr(found[-1], name) for name in Told.__slots__})
 
 
 def framed(fields: Any) -> bytes:
@@ -67,8 +73,28 @@ def test_what_is_appended_is_read_back(tmp_path: Path) -> None:
     journal.close()
     path = tmp_path / "journal-1-of-4.jsonl"
     assert read(path) == (ENTRIES, path.stat().st_size)
-    with path.open("rb") as file:
-        assert [entry_at(file, offset) for offset, _ in read_journal(path, 1000)] == ENTRIES
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_a_line_that_was_changed_since_is_refused(tmp_path: Path, entry: Entry) -> None:
+    path = written(tmp_path, encode_entry(entry).replace(b'"tokens":', b'"tokens":1'))
+    with path.open("rb") as file, pytest.raises(JournalError, match="was changed while it was read"):
+        entry_at(file, 0)
+
+
+@pytest.mark.parametrize("tail", [b"", b"x", encode_entry(PLAIN)[:-1]])
+def test_a_journal_of_many_blocks(tmp_path: Path, tail: bytes) -> None:
+    """Where a block ends is nothing that a line must know: offsets and numbers go on from one to the next."""
+    entries = [dataclasses.replace(ENTRIES[n % len(ENTRIES)], index=n) for n in range(999)]
+    good = b"".join(map(encode_entry, entries))
+    for size in (1, 100, 1000, len(good) - 1, len(good), 2 * len(good)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(journals, "_BLOCK", size)
+            path = written(tmp_path, good + tail)
+            assert read(path) == (entries, len(good))
+            path = written(tmp_path, good + b"x\n" + encode_entry(PLAIN) + tail)
+            with pytest.raises(JournalError, match="line 1000 is not"):
+                read(path)
 
 
 @pytest.mark.parametrize("tail", [b"x", b"\n", b"\0" * 30, encode_entry(PLAIN)[:-1], b"00000000 {}\n", b"\xff\n"])
@@ -102,6 +128,9 @@ def test_a_bad_line_before_another_is_refused_with_its_number(tmp_path: Path, li
         {"index": True},
         {"file": "../hs_7.safetensors"},
         {"file": "a/../../b"},
+        {"file": "a/.b"},
+        {"file": "a//b"},
+        {"file": "a/"},
         {"file": "/etc/passwd"},
         {"file": ""},
         {"file": 3},

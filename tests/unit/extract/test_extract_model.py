@@ -23,6 +23,29 @@ def test_facts_of_a_plain_model(tmp_path: Path) -> None:
     assert read_model_facts(folder(tmp_path, config)) == ModelFacts(61, 7168, 129280, 163840)
 
 
+@pytest.mark.parametrize(
+    ("config", "wanted"),
+    [
+        ({"n_layer": 12, "n_embd": 768, "n_positions": 1024, "n_ctx": 512, "vocab_size": 99}, (12, 768, 99, 1024)),
+        ({"n_layer": 28, "n_embd": 4096, "n_ctx": 2048, "vocab_size": 50400}, (28, 4096, 50400, 2048)),
+        ({"n_layer": 70, "n_embed": 14336, "seq_length": 2048, "vocab_size": 250880}, (70, 14336, 250880, 2048)),
+        ({"n_layer": 24, "hidden_size": 1024, "n_head": 16, "vocab_size": 250880}, (24, 1024, 250880, None)),
+        ({"n_layers": 32, "d_model": 4096, "max_seq_len": 2048, "vocab_size": 50432}, (32, 4096, 50432, 2048)),
+        (
+            {"num_layers": 28, "hidden_size": 4096, "padded_vocab_size": 65024, "seq_length": 8192},
+            (28, 4096, 65024, 8192),
+        ),
+        ({"text_config": {"n_layer": 6, "n_embd": 64}, "num_hidden_layers": 61, "vocab_size": 9}, (6, 64, 9, None)),
+        ({"num_hidden_layers": 4, "n_layer": 5, "num_layers": 6}, (4, None, None, None)),
+    ],
+    ids=["GPT-2", "GPT-J", "Bloom", "Falcon-RW", "MPT", "ChatGLM", "in its text_config", "the usual name first"],
+)
+def test_other_names_of_the_same(
+    tmp_path: Path, config: dict[str, Any], wanted: tuple[int | None, int | None, int | None, int | None]
+) -> None:
+    assert read_model_facts(folder(tmp_path, config)) == ModelFacts(*wanted)
+
+
 def test_text_config_comes_first(tmp_path: Path) -> None:
     config = {"hidden_size": 1, "vocab_size": 99, "text_config": {"num_hidden_layers": 36, "hidden_size": 2560}}
     assert read_model_facts(folder(tmp_path, config)) == ModelFacts(36, 2560, 99, None)

@@ -14,6 +14,7 @@ import pytest
 
 from vllm_compat.errors import StepError, UsageError
 from vllm_compat.extract import extract
+from vllm_compat.extract import folder as folders
 from vllm_compat.extract.journal import Journal, read_journal
 
 if TYPE_CHECKING:
@@ -48,6 +49,27 @@ def test_shards_one_after_another(
     assert tree_of(folder) == tree_of(clean)
     assert "this shard is done" in caplog.text
     assert "7 samples are done already; 0 are to be done by this process" in caplog.text or count < 8
+
+
+def test_the_last_one_makes_every_journal_last_before_it_seals(
+    config: MakeConfig,
+    make_engine: MakeEngine,
+    write_rows: WriteRows,
+    some_rows: SomeRows,
+    run_of: RunOf,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    write_rows(some_rows(4))
+    synced: list[tuple[str, bool]] = []
+
+    def sync(path: Path) -> None:
+        synced.append((path.name, run_of(path.parent)["complete"]))
+
+    monkeypatch.setattr(folders, "sync_file", sync)
+    for index in range(3):
+        assert not synced
+        extract(config(shard=(index, 3)), make_engine())
+    assert synced == [(f"journal-{index}-of-3.jsonl", False) for index in range(3)]
 
 
 def test_two_processes_at_once(

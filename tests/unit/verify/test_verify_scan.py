@@ -7,6 +7,7 @@ import random
 import re
 import shutil
 from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from tests.unit.verify.conftest import HIDDEN, words
 
 from vllm_compat.convert import ConvertConfig, convert
 from vllm_compat.extract.checksum import xxh3
-from vllm_compat.extract.journal import Entry, encode_entry, parse_journal
+from vllm_compat.extract.journal import Entry, encode_entry, entry_at, parse_journal
 from vllm_compat.formats import SampleData, get_format
 
 if TYPE_CHECKING:
@@ -26,8 +27,9 @@ JOURNAL = "journal-0-of-1.jsonl"
 
 
 def entries(folder: Path) -> dict[int, Entry]:
-    lines = (folder / JOURNAL).read_bytes().splitlines(keepends=True)
-    return {entry.index: entry for _, entry in parse_journal(lines, folder / JOURNAL, 1000)}
+    lines = (folder / JOURNAL).read_bytes()
+    offsets = [offset for offset, _ in parse_journal([lines], folder / JOURNAL, 1000)]
+    return {entry.index: entry for entry in (entry_at(BytesIO(lines), offset) for offset in offsets)}
 
 
 def write_journal(folder: Path, found: dict[int, Entry]) -> None:
