@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import asdict
 from io import BytesIO
 
 import pytest
@@ -14,6 +15,7 @@ from extraction import rows_of_text, run_extract
 from conftest import ON_GPU, skip_if_faulty
 from vllm_compat.extract.checksum import xxh3
 from vllm_compat.extract.journal import Entry, encode_entry, entry_at
+from vllm_compat.extract.sidecars import look_at
 from vllm_compat.formats import SampleData, get_format
 from vllm_compat.verify import VerifyConfig, verify
 
@@ -54,10 +56,11 @@ def relabelled(run, folder, layer_ids):
     record = json.loads((folder / "run.json").read_text())
     record["identity"]["layer_ids"] = list(layer_ids)
     record["summary"]["bytes"] = sum(path.stat().st_size for path in folder.glob("hs_*"))
-    (folder / "run.json").write_text(json.dumps(record))
     (folder / "draft_config.json").write_text(
         json.dumps({"eagle_aux_hidden_state_layer_ids": [k + 1 for k in layer_ids if k not in (29, "norm")]})
     )
+    record["sidecars"] = [asdict(look_at(folder, "draft_config.json"))]
+    (folder / "run.json").write_text(json.dumps(record))
     return folder
 
 
