@@ -26,6 +26,7 @@ GROUPS = nox.project.load_toml("pyproject.toml")
 RELEASES = {r.vllm: r for r in load_matrix() if r.cpu_wheel or r.mixture}
 SPECULATORS = {r.version: r for r in load_speculators()}
 DEFAULT = "0.16.0"
+DROPINS = [("0.3.0", DEFAULT), ("0.4.0.1", DEFAULT)]  # speculators, on a vLLM that its own generator cannot use
 ABOVE = [f"tests/live/test_{name}.py" for name in ("answers", "doctor", "inputs", "rehearsal", "replicas", "verify")]
 KEPT = ("torch==", "transformers==", "huggingface-hub==", "tokenizers==", "numpy==", "safetensors==")
 # A CPU needs none of these, and their builds are pinned to indexes that not every machine reaches.
@@ -238,6 +239,33 @@ def formats(session: nox.Session, release: str) -> None:
         _install_group(session, "formats")
         session.install(".[extract]")
         session.run("pytest", *arguments)
+    finally:
+        if "--keep" not in session.posargs:
+            shutil.rmtree(session.virtualenv.location, ignore_errors=True)
+
+
+@nox.session
+@nox.parametrize(
+    "python,speculators,release",
+    [nox.param(_python(RELEASES[v].python), s, v, id=f"{s}, vLLM {v}") for s, v in DROPINS],
+)
+def dropin(session: nox.Session, speculators: str, release: str) -> None:
+    """A script for speculators' own generator, run with ours: [--keep] the environment; the rest is pytest's."""
+    arguments = [a for a in session.posargs if a != "--keep"] or ["tests/dropin"]
+    try:
+        _install_vllm(session, RELEASES[release])
+        _install_ourselves(session)
+        # speculators pins packages of its time; it runs on those that this vLLM stands on.
+        frozen, overrides = _frozen(session), Path(session.create_tmp()) / "speculators.txt"
+        dropped = [f"{n}; sys_platform == 'never'" for n in (*NOT_ON_A_CPU, *SPECULATORS[speculators].without)]
+        kept = [
+            line
+            for line in frozen.read_text().splitlines()
+            if line.startswith(("torch==", "transformers==", "numpy=="))
+        ]
+        overrides.write_text("\n".join([*dropped, *kept]))
+        session.install("--override", str(overrides), "--constraint", str(frozen), f"speculators=={speculators}")
+        session.run("pytest", *arguments, env=_environment(session, RELEASES[release]))
     finally:
         if "--keep" not in session.posargs:
             shutil.rmtree(session.virtualenv.location, ignore_errors=True)

@@ -20,7 +20,9 @@ __all__ = ["main"]
 _COMMANDS = {
     "extract": ("vllm_compat.extract.__main__", "hidden states of a data set"),
     "verify": ("vllm_compat.verify.cli", "prove that a run's files are right"),
+    "identify": ("vllm_compat.identify.__main__", "which layers of a model the files of any tool hold"),
     "convert": ("vllm_compat.convert.cli", "a finished run in another format"),
+    "speculators": ("vllm_compat.speculators.__main__", "a script for speculators' own generator, run with ours"),
 }
 
 

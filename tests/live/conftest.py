@@ -89,15 +89,7 @@ def open_engine(model: Callable[[str], Path]) -> Iterator[Callable[..., Any]]:
         key = repr((name, sorted(options.items())))
         if now.get("key") != key or now["engine"].closed:
             close()
-            defaults = {"dtype": "float32", "max_model_len": 512, "max_num_seqs": 64, "gpu_memory_utilization": 0.5}
-            defaults["tensor_parallel_size"] = RANKS
-            if not ON_GPU:
-                del defaults["gpu_memory_utilization"]
-            if "worker-process" in FAULTS and RANKS == 1:
-                from vllm.v1.executor.uniproc_executor import UniProcExecutor
-
-                defaults["distributed_executor_backend"] = UniProcExecutor
-            now.update(key=key, engine=vllm_compat.open_engine(str(model(name)), **{**defaults, **options}))
+            now.update(key=key, engine=vllm_compat.open_engine(str(model(name)), **{**engine_options(), **options}))
         return now["engine"]
 
     def close() -> None:
@@ -108,6 +100,19 @@ def open_engine(model: Callable[[str], Path]) -> Iterator[Callable[..., Any]]:
 
     yield open_or_reuse
     close()
+
+
+def engine_options() -> dict[str, Any]:
+    """What every engine of these tests is opened with."""
+    options: dict[str, Any] = {"dtype": "float32", "max_model_len": 512, "max_num_seqs": 64}
+    options["tensor_parallel_size"] = RANKS
+    if ON_GPU:
+        options["gpu_memory_utilization"] = 0.5
+    if "worker-process" in FAULTS and RANKS == 1:
+        from vllm.v1.executor.uniproc_executor import UniProcExecutor
+
+        options["distributed_executor_backend"] = UniProcExecutor
+    return options
 
 
 def prompt(length: int, seed: int, vocab: int = models.VOCAB) -> list[int]:

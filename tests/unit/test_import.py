@@ -47,13 +47,16 @@ def loaded_by(code: str, tmp_path: Path) -> str:
         "import vllm_compat._engine.vllm_engine",
         "import vllm_compat._engine.build",
         "import vllm_compat._capture.tap",
+        "import vllm_compat.speculators",
     ],
 )
 def test_loads_neither_torch_nor_vllm_nor_numpy(code: str, tmp_path: Path) -> None:
     assert loaded_by(code, tmp_path) == "[]"
 
 
-@pytest.mark.parametrize("module", ["vllm_compat", "vllm_compat.extract"])
+@pytest.mark.parametrize(
+    "module", ["vllm_compat", "vllm_compat.extract", "vllm_compat.identify", "vllm_compat.speculators"]
+)
 def test_the_help_of_a_command_loads_neither_torch_nor_vllm_nor_numpy(module: str, tmp_path: Path) -> None:
     if importlib.util.find_spec(f"{module}.__main__") is None:
         pytest.skip(f"{module} has no command line yet")

@@ -16,7 +16,7 @@ from typing import Any
 from vllm_compat.types import NORM, LayerId, Tensor
 from vllm_compat.verify.reference import EMBED, Name, NoReferenceError, Reference, order
 
-__all__ = ["ALLOWED", "FLOAT32_BOUND", "Errors", "LayerResult", "Recomputed", "Taken", "compare"]
+__all__ = ["ALLOWED", "FLOAT32_BOUND", "Errors", "LayerResult", "Recomputed", "Taken", "apart", "compare", "errors"]
 
 ALLOWED = 2.0
 FLOAT32_BOUND = 1e-5
@@ -159,8 +159,8 @@ def compare(
     parts: dict[Name, list[Tensor]] = {name: [] for name in names}
     for sample, own in zip(samples, exact, strict=True):
         for name, state in reference.states(sample.token_ids).items():
-            parts[name].append(_apart(stored(state), own[name]))
-    noise: dict[Name, Errors] = {name: _errors(torch.cat(apart)) for name, apart in parts.items()}
+            parts[name].append(apart(stored(state), own[name]))
+    noise: dict[Name, Errors] = {name: errors(torch.cat(found)) for name, found in parts.items()}
     return Recomputed(
         layers=tuple(_result(k, found, noise, bound) for k, found in zip(layer_ids, ours, strict=True)),
         samples=tuple(sample.index for sample in samples),
@@ -189,7 +189,7 @@ def _all_apart(
     found: dict[Name, Errors] = {}
     for name in names:
         pairs = zip(samples, exact, strict=True)
-        found[name] = _errors(torch.cat([_apart(_layer(sample, at), own[name]) for sample, own in pairs]))
+        found[name] = errors(torch.cat([apart(_layer(sample, at), own[name]) for sample, own in pairs]))
     return found
 
 
@@ -206,14 +206,16 @@ def _layer(sample: Taken, at: int) -> Tensor:
     return (states if isinstance(states, torch.Tensor) else torch.from_numpy(states)).float()
 
 
-def _apart(states: Tensor, reference: Tensor) -> Tensor:
-    """Each token's relative L2 error."""
+def apart(states: Tensor, reference: Tensor) -> Tensor:
+    """Each token's relative L2 error, [tokens]."""
     return (states.float() - reference).norm(dim=1) / reference.norm(dim=1)
 
 
-def _errors(apart: Tensor) -> Errors:
-    worst, at = apart.max(0)
-    return Errors(float(apart.double().square().mean().sqrt()), float(apart.median()), float(worst), int(at))
+def errors(distances: Tensor) -> Errors:
+    """The figures of some tokens' errors, [tokens]."""
+    worst, at = distances.max(0)
+    typical = float(distances.double().square().mean().sqrt())
+    return Errors(typical, float(distances.median()), float(worst), int(at))
 
 
 def _result(
