@@ -27,7 +27,10 @@ RELEASES = {r.vllm: r for r in load_matrix() if r.cpu_wheel or r.mixture}
 SPECULATORS = {r.version: r for r in load_speculators()}
 DEFAULT = "0.16.0"
 DROPINS = [("0.3.0", DEFAULT), ("0.4.0.1", DEFAULT)]  # speculators, on a vLLM that its own generator cannot use
-ABOVE = [f"tests/live/test_{name}.py" for name in ("answers", "doctor", "inputs", "rehearsal", "replicas", "verify")]
+ABOVE = [
+    f"tests/live/test_{name}.py"
+    for name in ("answers", "doctor", "inputs", "ray_executor", "rehearsal", "replicas", "verify")
+]
 KEPT = ("torch==", "transformers==", "huggingface-hub==", "tokenizers==", "numpy==", "safetensors==")
 # A CPU needs none of these, and their builds are pinned to indexes that not every machine reaches.
 DEBIAN_PACKAGES = {"libtcmalloc_minimal.so.4": "libtcmalloc-minimal4"}
@@ -178,9 +181,12 @@ def tests(session: nox.Session) -> None:
 @nox.session
 @nox.parametrize("python,release", [nox.param(_python(r.python), name, id=name) for name, r in RELEASES.items()])
 def live(session: nox.Session, release: str) -> None:
-    """The live suite on one release: [--keep] its environment (gigabytes), [--report DIR]; the rest is pytest's."""
+    """The live suite on one release: [--keep] its environment (gigabytes), [--report DIR], [--ray] with Ray; the rest
+    is pytest's.
+    """
     own = argparse.ArgumentParser(add_help=False)
     own.add_argument("--keep", action="store_true")
+    own.add_argument("--ray", action="store_true")
     own.add_argument("--report", type=Path)
     options, arguments = own.parse_known_args(session.posargs)
     report: Path | None = options.report
@@ -195,6 +201,8 @@ def live(session: nox.Session, release: str) -> None:
             _install_vllm(session, RELEASES[release])
             _install_ourselves(session)
             env = _environment(session, RELEASES[release])
+        if options.ray:
+            session.install("--constraint", str(_frozen(session)), ".[extract,ray]")
         written = []
         if report:
             packages = session.run("uv", "pip", "freeze", silent=True, external=True)

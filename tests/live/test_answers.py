@@ -46,14 +46,17 @@ def test_answers_in_files(model, prompts, tmp_path):
     )
     done = subprocess.run([sys.executable, *command.split()], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
+    answered = 0
     for index, prompt in enumerate(ids):
         with safe_open(tmp_path / "out" / f"hs_{index}.safetensors", "pt") as file:
             tokens, mask = (file.get_tensor(name).tolist() for name in ("token_ids", "loss_mask"))
             states, sampled = file.get_tensor("hidden_states"), int(file.metadata()["sampled_token"])
         check(folder, prompt, tokens, mask, sampled, states)
+        answered += len(tokens) + 1 - len(prompt)
     verdict = verify(VerifyConfig(tmp_path / "out"))
     assert (verdict.exit_code, verdict.scan.good) == (0, 3), verdict.first
-    assert [result.agree for result in verdict.self_checks] == [3, 3], "at the last layer and after the norm"
+    assert answered > 3 * 5
+    assert [result.agree for result in verdict.self_checks] == [answered] * 2, "at the last layer and after the norm"
 
 
 def test_answers_without_files(model, prompts):

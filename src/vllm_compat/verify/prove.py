@@ -27,6 +27,10 @@ from vllm_compat.verify.verdict import Verdict
 __all__ = ["verify"]
 
 _RECOMPUTED = 4
+# Of vLLM's SamplingParams; with any other the token that is taken need not be the one of the largest logit.
+_LEAVE_THE_LIKELIEST = frozenset(
+    {"temperature", "top_p", "top_k", "min_p", "seed", "n", "stop", "stop_token_ids", "ignore_eos", "logprobs"}
+)
 
 
 def verify(
@@ -111,6 +115,12 @@ def _self_checks(run: RunFacts, config: VerifyConfig, problems: Problems) -> tup
     if run.sampling.get("temperature"):
         why = f"the answers were sampled at temperature {run.sampling['temperature']}, not the likeliest tokens taken"
         return folder, [], why
+    if moved := sorted(run.sampling.keys() - _LEAVE_THE_LIKELIEST):
+        return (
+            folder,
+            [],
+            f"the answers were sampled with {', '.join(moved)}, which can make another token the likeliest",
+        )
     try:
         folder = find_folder(config.model or run.model, run.revision)
         head, ends = find_ends(run, folder, config.device)

@@ -65,7 +65,9 @@ class Checked:
         size: bytes that were read.
         hidden_size: width of its states; None when they could not be read.
         dtype: of its states on disk; empty when they could not be read.
-        ends: the states of the last token at the layers that were wanted; none where something is wrong.
+        sampled: the tokens that vLLM sampled after states of this sample: one, or each of an answer.
+        first: position of the first of these states.
+        ends: these states at each layer that was wanted, [len(sampled), hidden_size]; none where something is wrong.
     """
 
     entry: Entry
@@ -74,6 +76,8 @@ class Checked:
     size: int
     hidden_size: int | None = None
     dtype: str = ""
+    sampled: tuple[int, ...] = field(default=(), repr=False)
+    first: int = 0
     ends: tuple[Tensor, ...] = field(default=(), repr=False)
 
 
@@ -110,6 +114,8 @@ def check_sample(run: RunFacts, expected: Expected) -> Checked:
             raise
         return Checked(entry, line, tuple(wrong) or (str(error),), size)
     states = sample.hidden_states
+    first, sampled = _sampled(run, sample, entry)
+    ends = () if wrong or not sampled else tuple(_copy(states[first:, at]) for at in expected.ends)
     return Checked(
         entry,
         line,
@@ -117,8 +123,20 @@ def check_sample(run: RunFacts, expected: Expected) -> Checked:
         size,
         hidden_size=int(states.shape[2]),
         dtype=sample.metadata.get("quantized", dtype_name(states)),
-        ends=() if wrong or not entry.tokens else tuple(_copy(states[-1, at]) for at in expected.ends),
+        sampled=sampled,
+        first=first,
+        ends=ends,
     )
+
+
+def _sampled(run: RunFacts, sample: SampleData, entry: Entry) -> tuple[int, tuple[int, ...]]:
+    """What vLLM sampled, and the position of the state that came before it."""
+    count = len(sample.token_ids)
+    if entry.sampled is None or not count:
+        return count, ()
+    told = sample.metadata.get("num_prompt_tokens", "") if run.generate else ""
+    prompt = int(told) if told.isdecimal() and 0 < int(told) <= count else count
+    return prompt - 1, (*sample.token_ids[prompt:], entry.sampled)
 
 
 def _size(path: Path) -> int:

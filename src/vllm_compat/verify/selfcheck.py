@@ -1,15 +1,15 @@
 """The proof that needs no second model: the last layer's states give the very tokens that vLLM sampled.
 
-``argmax(lm_head(norm(state)))`` of a sample's last token is the token that greedy sampling put after it. vLLM computed
-the logits in the dtype of the model, where the largest may not be unique; a token that rounding can have made the
-largest agrees, and is counted apart.
+``argmax(lm_head(norm(state)))`` of a token is the token that greedy sampling put after it: after the last one of each
+sample, and after each one of an answer. vLLM computed the logits in the dtype of the model, where the largest may not
+be unique; a token that rounding can have made the largest agrees, and is counted apart.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 from vllm_compat.convert.norm import FinalNorm
 from vllm_compat.types import NORM, LayerId, Tensor
@@ -21,7 +21,7 @@ from vllm_compat.verify.undo import Sides
 __all__ = ["End", "SelfCheck", "SelfCheckResult"]
 
 _AT_ONCE = 256  # states whose logits are computed together
-_SIGMAS = 4.0
+_SIGMAS = 5.0
 _LEAST_ROUNDING = 2.0**-20  # of a sum in float32, ours among them
 _ROUNDING = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "half": 2.0**-11, "float32": 2.0**-24, "float": 2.0**-24}
 
@@ -31,9 +31,9 @@ class SelfCheckResult:
     """What the self-check saw.
 
     Attributes:
-        checked: samples.
-        exact: of these, those whose sampled token has the largest logit.
-        tied: those where it is within rounding of the largest.
+        checked: sampled tokens: one of each sample, or all of each answer.
+        exact: of these, those that have the largest logit.
+        tied: those that are within rounding of the largest.
         layer_id: whose states were used.
         norm: which kind of norm was applied; ``"none"`` for states that have it behind them.
         head: name of the weight of ``lm_head``.
@@ -48,7 +48,7 @@ class SelfCheckResult:
 
     @property
     def agree(self) -> int:
-        """Samples whose sampled token agrees."""
+        """Sampled tokens that agree."""
         return self.exact + self.tied
 
 
@@ -67,8 +67,17 @@ class End:
     number: int
 
 
+class _Asked(NamedTuple):
+    """A sampled token, and the state before it."""
+
+    sample: Checked
+    position: int
+    token: int
+    state: Tensor
+
+
 class SelfCheck:
-    """Takes the last states of samples at one layer, and compares them a few hundred at a time.
+    """Takes the states before sampled tokens at one layer, and compares them a few hundred at a time.
 
     Attributes:
         end: which states.
@@ -92,14 +101,18 @@ class SelfCheck:
         self._problems = problems
         self._device = device
         self._norm: FinalNorm | None = None
-        self._rows: list[Checked] = []
+        self._rows: list[_Asked] = []
+        self._named: set[int] = set()
         self._checked = self._exact = self._tied = 0
         self._sides = Sides(head.norms)
 
     def add(self, checked: Checked) -> None:
         """One more sample; passed over where there is no state, or vLLM sampled nothing."""
-        if checked.ends and checked.entry.sampled is not None and not self.why_not:
-            self._rows.append(checked)
+        if not checked.ends or self.why_not:
+            return
+        states = checked.ends[self.end.number]
+        for at, token in enumerate(checked.sampled):
+            self._rows.append(_Asked(checked, checked.first + at, token, states[at]))
             if len(self._rows) == _AT_ONCE:
                 self._work()
 
@@ -118,8 +131,8 @@ class SelfCheck:
     def _work(self) -> None:
         rows, self._rows = self._rows, []
         vocabulary, width = self._head.weight.shape
-        found = rows[0].hidden_size if rows else width
-        highest = max((row.entry.sampled or 0 for row in rows), default=0)
+        found = rows[0].sample.hidden_size if rows else width
+        highest = max((row.token for row in rows), default=0)
         if found != width or highest >= vocabulary:
             self.why_not = (
                 f"the model is not the run's: it is {width} wide and has {vocabulary} tokens, the states are {found} "
@@ -129,8 +142,8 @@ class SelfCheck:
         if not rows:
             return
         torch: Any = import_module("torch")
-        states = torch.stack([_as_torch(row.ends[self.end.number]) for row in rows]).float().to(self._device)
-        sampled = torch.tensor([row.entry.sampled for row in rows], device=self._device)
+        states = torch.stack([_as_torch(row.state) for row in rows]).float().to(self._device)
+        sampled = torch.tensor([row.token for row in rows], device=self._device)
         self._sides.add(states)
         if self.end.layer_id != NORM and self._norm is None:
             self._norm = self._choose(states, sampled)
@@ -138,17 +151,21 @@ class SelfCheck:
         most, best = self._head.best(normed)
         own = self._head.logits(normed, sampled)
         exact = best == sampled
-        rounding = max(_rounding(self._dtype), *(_rounding(row.dtype) for row in rows), _LEAST_ROUNDING)
+        rounding = max(_rounding(self._dtype), *(_rounding(row.sample.dtype) for row in rows), _LEAST_ROUNDING)
         within = most - own <= rounding * self._slack(normed, most, best, sampled)
         self._checked += len(rows)
         self._exact += int(exact.sum())
         self._tied += int((within & ~exact).sum())
         for at in (~within & ~exact).nonzero().flatten().tolist():
+            sample, position, token, _ = rows[at]
+            if sample.entry.index in self._named:
+                continue  # its first is enough
+            self._named.add(sample.entry.index)
             what = (
-                f"self-check: by its last state at layer id {self.end.layer_id} the next token is {int(best[at])} "
-                f"(logit {float(most[at]):.4g}), vLLM sampled {int(sampled[at])} (logit {float(own[at]):.4g})"
+                f"self-check: by its state of token {position} at layer id {self.end.layer_id} the next token is "
+                f"{int(best[at])} (logit {float(most[at]):.4g}), vLLM sampled {token} (logit {float(own[at]):.4g})"
             )
-            self._problems.add(Problem(what, rows[at].entry.index, rows[at].entry.file, rows[at].line))
+            self._problems.add(Problem(what, sample.entry.index, sample.entry.file, sample.line))
 
     def _choose(self, states: Tensor, sampled: Tensor) -> FinalNorm:
         """The kind of norm with which most states give the token that was sampled."""

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from vllm_compat.extract import ExtractConfig, extract
-from vllm_compat.testing import FakeEngine
+from vllm_compat.testing import FakeEngine, FakeRequest
 from vllm_compat.types import CapturedStates, LayerId
 from vllm_compat.verify import Verdict, VerifyConfig, verify
 
@@ -85,14 +85,16 @@ class ModelEngine(FakeEngine):
     def get_captured_states(self, *, wait: bool = True) -> list[CapturedStates]:
         return [self._computed(states) for states in super().get_captured_states(wait=wait)]
 
+    def _forward(self, request: FakeRequest, count: int) -> tuple[int, ...]:
+        if not super()._forward(request, count):
+            return ()
+        _, logits = forward(self.model, request.all_token_ids[:-1])
+        request.output_token_ids[-1] = int(logits[-1].argmax())
+        return (request.output_token_ids[-1],)
+
     def _computed(self, captured: CapturedStates) -> CapturedStates:
-        found, logits = forward(self.model, captured.token_ids)
-        states = self.rename(found)
-        return dataclasses.replace(
-            captured,
-            output_token_ids=(int(logits[-1].argmax()),),
-            hidden_states=tuple(states[layer_id] for layer_id in captured.layer_ids),
-        )
+        states = self.rename(forward(self.model, captured.token_ids)[0])
+        return dataclasses.replace(captured, hidden_states=tuple(states[layer_id] for layer_id in captured.layer_ids))
 
 
 def forward(model: Any, token_ids: Sequence[int]) -> tuple[dict[LayerId, Any], Any]:
@@ -166,7 +168,7 @@ def model_run(tmp_path: Path, save_model: Callable[[str], Path]) -> MakeRun:
 
         path = save_model(name)
         write_rows(tmp_path / "data.jsonl", rows, VOCABULARY)
-        engine = ModelEngine(layer_ids, num_layers=5, hidden_size=64, vocab_size=VOCABULARY)
+        engine = ModelEngine(layer_ids, num_layers=5, hidden_size=64, vocab_size=VOCABULARY, eos_token_id=-1)
         engine.model = transformers.AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager").to(
             getattr(torch, dtype)
         )

@@ -67,3 +67,9 @@ def test_tokens_sampled_at_random_need_not_be_the_likeliest(make_run: MakeRun, c
     verdict = check(make_run(generate=6, sampling={"temperature": 0.7}))
     assert words(verdict) == []
     assert "sampled at temperature 0.7" in verdict.self_check_why_not
+
+
+def test_a_penalty_can_make_another_token_the_likeliest(make_run: MakeRun, check: Verify) -> None:
+    verdict = check(make_run(generate=6, sampling={"repetition_penalty": 1.2, "seed": 3}))
+    assert words(verdict) == []
+    assert "sampled with repetition_penalty, which can" in verdict.self_check_why_not

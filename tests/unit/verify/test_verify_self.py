@@ -46,6 +46,37 @@ def test_bfloat16_agrees_and_samples_may_be_fewer(model_run: MakeRun, check: Ver
     assert check(folder, samples=5).self_checks[0].checked == 5
 
 
+def test_every_token_of_an_answer_agrees(model_run: MakeRun, check: Verify) -> None:
+    verdict = check(model_run("llama", (1, 4, "norm"), generate=6))
+    assert verdict.exit_code == 0, words(verdict)
+    assert [(result.checked, result.exact) for result in verdict.self_checks] == [(12 * 6, 12 * 6)] * 2
+
+
+def test_one_wrong_state_in_the_middle_of_an_answer_is_named(model_run: MakeRun, check: Verify) -> None:
+    """The state of the token before the last but one, of one sample; only its last was looked at once."""
+
+    def rename(states: dict[Any, Any]) -> dict[Any, Any]:
+        if len(states[4]) != longest:
+            return states
+        wrong = states["norm"].clone()
+        wrong[-3] = wrong[0] - wrong[-3]
+        return states | {"norm": wrong}
+
+    folder = model_run("llama", (1, "norm"), generate=6)
+    longest = max(json.loads(line)["tokens"] for line in _journal(folder))
+    shutil.rmtree(folder)
+    verdict = check(model_run("llama", (1, "norm"), rename, generate=6))
+    assert verdict.exit_code == 5
+    (problem,) = verdict.first
+    assert f"self-check: by its state of token {longest - 3} at layer id norm the next token is" in problem.what
+    (result,) = verdict.self_checks
+    assert result.agree == result.checked - 1
+
+
+def _journal(folder: Path) -> list[str]:
+    return [line.partition(" ")[2] for line in (folder / "journal-0-of-1.jsonl").read_text().splitlines()]
+
+
 @pytest.mark.parametrize(
     ("layer_id", "other", "wanted"),
     [
@@ -185,7 +216,7 @@ def _on_numbers(rows: list[list[float]], sampled: list[int]) -> Any:
     check = SelfCheck(head, End("norm", 0, 0), "auto", problems)
     for index, token in enumerate(sampled):
         entry = Entry(index, f"hs_{index}.safetensors", 1, "", 1, token)
-        check.add(Checked(entry, index + 1, (), 1, 2, "bfloat16", (torch.ones(2),)))
+        check.add(Checked(entry, index + 1, (), 1, 2, "bfloat16", (token,), 0, (torch.ones(1, 2),)))
     return check.finish(), problems
 
 
