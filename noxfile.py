@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import sys
@@ -26,6 +27,38 @@ GROUPS = nox.project.load_toml("pyproject.toml")
 RELEASES = {r.vllm: r for r in load_matrix() if r.cpu_wheel or r.mixture}
 SPECULATORS = {r.version: r for r in load_speculators()}
 DEFAULT = "0.16.0"
+EAGLE3 = "0.32.0"  # the vLLM that extracts and serves
+TRAINER = "0.9.0"  # the speculators that trains
+TRAINING = (
+    *("--speculator-type", "eagle3", "--on-missing", "raise", "--num-workers", "0"),
+    # Flex attention has no backward on a CPU, and the fused losses want Triton.
+    *("--draft-attn-impl", "sdpa", "--full-attention-indices", "0", "--loss-implementation", "eager"),
+    *("--hidden-states-dtype", "float32", "--draft-vocab-size", "4096", "--total-seq-len", "512"),
+    *("--optimizer", "adamw", "--lr", "2e-3", "--scheduler-warmup-ratio", "0.05"),
+    *("--epochs", "6", "--checkpoint-freq", "6", "--train-data-ratio", "0.95", "--log-freq", "20"),
+)
+# States that a head is trained on as if they were the right ones; our layer ids.
+MISTAKES: dict[str, tuple[int, ...]] = {"one-later": (3, 16, 28), "another-depth": (1, 7, 12)}
+# The right head, served as if it had been trained on other layers; ids in vLLM's convention, none: its default.
+CLAIMS: dict[str, tuple[int, ...]] = {
+    "none-claimed": (),
+    "one-higher": (4, 17, 29),
+    "moved": (7, 20, 24),
+    "other-depth": (2, 8, 13),
+    "first-three": (1, 2, 3),
+}
+PEERS = ("specforge==0.2.0", "nvidia-modelopt==0.47.0")
+PEERS_NEED = (
+    "torch==2.10.0",
+    "transformers<5",
+    "datasets",
+    "pydantic",
+    "omegaconf",
+    "scipy",
+    "setuptools<81",
+    "pulp",
+    "rich",
+)
 DROPINS = [("0.3.0", DEFAULT), ("0.4.0.1", DEFAULT)]  # speculators, on a vLLM that its own generator cannot use
 ABOVE = [
     f"tests/live/test_{name}.py"
@@ -253,6 +286,19 @@ def formats(session: nox.Session, release: str) -> None:
 
 
 @nox.session
+def peers(session: nox.Session) -> None:
+    """Our files, read by the code of SpecForge and ModelOpt, each installed without what it brings for training."""
+    _install_group(session, "test")
+    try:
+        session.install("--torch-backend", "cpu", *PEERS_NEED, silent=True)
+    except CommandFailed:
+        session.install(*PEERS_NEED)
+    session.install("--no-deps", *PEERS)
+    session.install("-e", ".[extract]")
+    session.run("pytest", *(session.posargs or ["tests/unit/formats/test_formats_peers.py"]))
+
+
+@nox.session
 @nox.parametrize(
     "python,speculators,release",
     [nox.param(_python(RELEASES[v].python), s, v, id=f"{s}, vLLM {v}") for s, v in DROPINS],
@@ -277,6 +323,100 @@ def dropin(session: nox.Session, speculators: str, release: str) -> None:
     finally:
         if "--keep" not in session.posargs:
             shutil.rmtree(session.virtualenv.location, ignore_errors=True)
+
+
+def _install_trainer(session: nox.Session, torch: str) -> str:
+    """speculators in an environment of its own, with the torch that vLLM has: the interpreter of it."""
+    row = SPECULATORS[TRAINER]
+    place = Path(session.create_tmp()).resolve() / "trainer"
+    python, overrides = str(place / "bin" / "python"), place.with_suffix(".txt")
+    without = [f"{name}; sys_platform == 'never'" for name in (*NOT_ON_A_CPU, *row.without)]
+    overrides.write_text("\n".join([*without, f"torch=={torch}"]))
+    on_this_machine = os.environ.get("PIP_FIND_LINKS", "")
+    ways = [
+        ["--torch-backend", "cpu"],
+        *([["--find-links", on_this_machine]] if on_this_machine else []),
+        [],  # PyPI's CUDA build, whose CPU half trains just as well
+    ]
+    session.run_install(
+        "uv", "venv", "--clear", "--python", str(session.python), str(place), external=True, silent=True
+    )
+    install = ("uv", "pip", "install", "--python", python, "--override", str(overrides))
+    for options in ways:
+        try:
+            session.run_install(*install, *options, f"speculators=={row.version}", external=True, silent=True)
+        except CommandFailed:
+            if not options:
+                raise
+            session.log(f"speculators {row.version}: not with {' '.join(options)}")
+        else:
+            break
+    return python
+
+
+@nox.session(python=_python(RELEASES[EAGLE3].python))
+def eagle3(session: nox.Session) -> None:
+    """The road on a CPU, most of an hour: answers and states, heads that speculators trains, their acceptance."""
+    release = RELEASES[EAGLE3]
+    _install_vllm(session, release)
+    _install_ourselves(session)
+    session.install(".[arrow]")
+    session.install("--no-deps", *nox.project.dependency_groups(GROUPS, "eagle3"))
+    trainer = _install_trainer(session, release.torch)
+    env = _environment(session, release) | {"VLLM_LOGGING_LEVEL": "WARNING"}
+    env["LD_PRELOAD"] = str(_library(session, "libiomp5.so"))  # without it, says vLLM, speculating on a CPU is slow
+
+    output = ROOT / "eagle3-output"
+    model, prompts, states = (output / name for name in ("smollm2", "prompts", "right"))
+    shutil.rmtree(output, ignore_errors=True)
+    session.run("python", "demo/smollm2.py", str(model))
+    session.run("python", "benchmarks/eagle3/prompts.py", str(prompts))
+    extract = (
+        *("python", "-m", "vllm_compat.extract", "--model-path", str(model), "--format", "speculators"),
+        *("--batch-size", "32", "--max-seq-len", "256", "--overlong", "skip"),
+    )
+    session.run(
+        *(*extract, "--prepared-data", str(prompts / "train.jsonl"), "--generate", "128"),
+        *("--layer-ids", "2", "15", "27", "29", "--output-dir", str(states)),
+        env=env,
+    )
+    # Mistakes to compare with: the same answers, and states of other layers. A run is an input, too.
+    for name, ids in MISTAKES.items():
+        session.run(
+            *(*extract, "--prepared-data", str(states), "--output-dir", str(output / name)),
+            *("--layer-ids", *map(str, ids), "29"),
+            env=env,
+        )
+    claimed = json.loads((states / "draft_config.json").read_text())["eagle_aux_hidden_state_layer_ids"]
+    folders = {name: output / name for name in ("right", *MISTAKES)}
+    trained = {name: output / "heads" / name for name in folders}
+    for name, head in trained.items():
+        session.run(
+            *(trainer, "benchmarks/eagle3/train.py", *TRAINING, "--verifier-name-or-path", str(model)),
+            *("--target-layer-ids", *map(str, claimed)),  # what serving will go by, whatever the states are of
+            *("--data-path", str(folders[name]), "--save-path", str(head)),
+            env={"HF_HUB_OFFLINE": "1"},
+            external=True,
+        )
+
+    served = {name: head / "checkpoint_best" for name, head in trained.items()}
+    copies = [(name, "right", ids) for name, ids in CLAIMS.items()]
+    for name, of, ids in [*copies, ("one-later, corrected", "one-later", tuple(k + 1 for k in claimed))]:
+        copy = output / "heads" / name.replace(", ", "-")
+        relabel = ("python", "benchmarks/eagle3/relabel.py", str(served[of]), str(copy))
+        session.run(*relabel, *(("--layer-ids", *map(str, ids)) if ids else ()))
+        served[name] = copy
+    session.run(
+        *("python", "benchmarks/eagle3/acceptance.py", "--model", str(model), "--batch-size", "20"),
+        *("--prompts", str(prompts / "held-out.jsonl"), "--out", str(output / "acceptance.json")),
+        *(part for name, head in served.items() for part in ("--head", f"{name}={head}")),
+        env=env,
+    )
+    session.run(
+        *("python", "benchmarks/eagle3/report.py", "--run", str(states)),
+        *(part for name, head in trained.items() for part in ("--trained", f"{name}={head}")),
+        *("--acceptance", str(output / "acceptance.json"), "--out", str(output / "eagle3-cpu.json")),
+    )
 
 
 @nox.session

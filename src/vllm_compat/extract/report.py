@@ -40,7 +40,7 @@ def log_plan(plan: Plan, config: ExtractConfig, done: Done, expected: Estimate) 
             found.num_left_out,
             found.max_tokens,
         )
-    if found.num_without_loss:
+    if found.num_without_loss and not config.generate:  # an answer is under its mask
         logger.warning(
             "%d samples have no token under the loss mask%s; they are extracted all the same",
             found.num_without_loss,

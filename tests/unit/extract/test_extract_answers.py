@@ -195,3 +195,19 @@ def test_the_command_line(config: MakeConfig) -> None:
     with pytest.raises(UsageError, match="--sampling temperature is given twice"):
         config_of(make_parser().parse_args([*line.split(), "--sampling", "temperature=1"]))
     assert json.loads(json.dumps(dict(found.sampling)))
+
+
+@pytest.mark.parametrize(("generate", "said"), [(4, False), (0, True)])
+def test_a_prompt_whose_mask_is_empty_is_no_sample_without_loss(
+    config: MakeConfig,
+    make_engine: MakeEngine,
+    write_rows: WriteRows,
+    caplog: pytest.LogCaptureFixture,
+    generate: int,
+    said: bool,
+) -> None:
+    """The mask of what comes of it is over the answer."""
+    write_rows([{"input_ids": [5, 6, 7], "loss_mask": [0, 0, 0]}])
+    with caplog.at_level("WARNING", "vllm_compat"):
+        extract(config(generate=generate), make_engine())
+    assert ("1 samples have no token under the loss mask" in caplog.text) == said
