@@ -43,6 +43,7 @@ def judge_pair(found: Detection, speculators: str | None) -> tuple[Statement, tu
         _asks(release, found, fits=_failures(release, found) == wrong),
         Statement("source", release.source, release.source, where),
         *(Statement(f"fails_{n}", False, words, f"{_TABLE}: failure") for n, words in enumerate(wrong, 1)),
+        *_instead(release),
         *_formats(release, where),
         *(Statement(f"fault_{name}", words, words, where) for name, words in release.faults.items()),
     )
@@ -60,6 +61,14 @@ def _asks(release: SpeculatorsRelease, found: Detection, *, fits: bool) -> State
         return Statement("asks_for", None, f"vLLM {release.vllm}", where)
     text = f"vLLM {release.vllm}: {found.version} {'is' if fits else 'is not'} among these"
     return Statement("asks_for", fits, text, where)
+
+
+def _instead(release: SpeculatorsRelease) -> Iterator[Statement]:
+    """What to run where the release generates states in this process, which it never does without faults."""
+    if any(name.startswith("own-") for name in release.faults):
+        command = "python -m vllm_compat.speculators run SCRIPT ARGS..."
+        text = f"`{command}` runs a script with our generator in its place"
+        yield Statement("instead", command, text, "docs/speculators.md")
 
 
 def _formats(release: SpeculatorsRelease, where: str) -> Iterator[Statement]:

@@ -96,6 +96,12 @@ def log_summary(plan: Plan, summary: Summary, num_layers: int | None) -> None:
 
     if summary.complete and num_layers is not None and (found := draft_config(plan.layer_ids, num_layers)):
         logger.info("for the draft model's config.json: %s", json.dumps(found)[1:-1])
+        if plan.format.name in ("speculators", "speculators-fp8"):
+            (ids,) = found.values()
+            logger.info(
+                "for speculators' trainer, which writes other layers there by default: --target-layer-ids %s",
+                " ".join(map(str, ids)),
+            )
 
 
 def _whole_text(error: BaseException | None) -> str:

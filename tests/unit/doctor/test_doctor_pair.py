@@ -37,6 +37,7 @@ def test_the_release_that_wants_the_final_state_after_the_norm(tmp_path: Path) -
     failures = [s for s in statements if s.name.startswith("fails_")]
     assert len(failures) > 3
     assert any("sample_tokens" in s.text for s in failures)
+    assert find(statements, "instead").value == "python -m vllm_compat.speculators run SCRIPT ARGS..."
     assert decision.value == "0.3.0"
     assert decision.text.endswith(f"generating states by itself, it would fail here in {len(failures)} way(s)")
 
@@ -46,7 +47,7 @@ def test_a_release_that_leaves_the_work_to_vllm(tmp_path: Path) -> None:
     decision, statements = judge_pair(detect(write_tree(tmp_path / "a", add=with_it)), "0.9.0")
     assert find(statements, "asks_for").text == "any vLLM: it names none"
     assert said(statements)["reads_speculators"] == "pre-norm"
-    assert not any(s.name.startswith("fails_") for s in statements)
+    assert not any(s.name.startswith("fails_") or s.name == "instead" for s in statements)
     assert "it would fail" not in decision.text
     _, statements = judge_pair(detect(write_tree(tmp_path / "b")), "0.9.0")
     assert "this vLLM serves none" in find(statements, "fails_1").text
