@@ -131,6 +131,7 @@ def open_engine(
     *,
     layer_ids: Sequence[LayerId] = (),
     tensor_parallel_size: int = 1,
+    shared_states_bytes: int = 1 << 30,
     **engine_options: Any,
 ) -> Engine:
     """Build an engine in this process (its workers may be processes of their own).
@@ -139,10 +140,14 @@ def open_engine(
         model: a folder or a name that vLLM accepts.
         layer_ids: what to capture; see ``vllm_compat.types``. The order is kept.
         tensor_parallel_size: GPUs to split each layer over.
+        shared_states_bytes: with ``enable_prefix_caching=True``, of how many bytes of states requests may share the
+            beginning; twice as many are kept in host memory. A small number makes beginnings be forwarded again.
         **engine_options: fields of vLLM's ``EngineArgs`` (``dtype``, ``max_model_len`` ...).
 
-    While capturing the model runs eager and without prefix caching: a compiled model passes a tap by in silence, and
-    cached tokens are never forwarded. The tokenizer is not loaded unless ``skip_tokenizer_init=False``.
+    While capturing the model runs eager, since a compiled model passes a tap by in silence. With
+    ``enable_prefix_caching=True`` requests that begin with the same tokens share them: they are forwarded once, and
+    their states handed out for each. Such tensors may share memory, so do not write into them. Without it, which is the
+    default, every token is forwarded. The tokenizer is not loaded unless ``skip_tokenizer_init=False``.
 
     Raises:
         UsageError: an option that is unknown, or that cannot go with capturing. Nothing was loaded yet.
@@ -151,7 +156,8 @@ def open_engine(
     """
     from vllm_compat._engine.build import build
 
-    return build(model, tuple(layer_ids), {"tensor_parallel_size": tensor_parallel_size, **engine_options})
+    options = {"tensor_parallel_size": tensor_parallel_size, **engine_options}
+    return build(model, tuple(layer_ids), options, shared_states_bytes)
 
 
 def attach(

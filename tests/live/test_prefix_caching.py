@@ -36,11 +36,6 @@ def test_the_second_time_the_prefix_is_not_forwarded(engine):
     assert {s.request_id for s in engine.get_captured_states()} == {"first", "second"}
 
 
-def test_capturing_refuses_prefix_caching(model):
-    with pytest.raises(vllm_compat.UsageError, match="enable_prefix_caching"):
-        vllm_compat.open_engine(str(model("llama")), layer_ids=[0], enable_prefix_caching=True)
-
-
 def test_attaching_to_scheduler_and_executor_finds_the_hasher_too(engine):
     """What a caller has who keeps no EngineCore: the same hashes as the engine's own."""
     attached = vllm_compat.attach(scheduler=engine._scheduler, executor=engine._executor)

@@ -149,7 +149,7 @@ class Executor:
         self.calls.append(method)
         if method != "vllm_compat_collect":
             return [None, None]
-        finished, dropped, wait = args
+        finished, dropped, wait, _ = args
         self.collected.append((finished, dropped))
         for request_id in dropped:
             self.forwarded.pop(request_id, None)

@@ -162,7 +162,6 @@ def test_no_vllm_is_said_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"enforce_eagr": True}, r"'enforce_eagr' is not a field .*\. Did you mean 'enforce_eager'\?"),
         ({"async_scheduling": True}, "async_scheduling=True"),
         ({"layer_ids": [0], "enforce_eager": False}, "enforce_eager=False: a tap on a compiled model"),
-        ({"layer_ids": [0], "enable_prefix_caching": True}, "enable_prefix_caching=True: tokens taken from the cache"),
         ({"layer_ids": [0], "speculative_config": {"model": "x"}}, "speculative_config: rows of rejected drafts"),
     ],
 )

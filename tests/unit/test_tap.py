@@ -107,20 +107,21 @@ def runner(device: SlowDevice | None, tmp_path: Path) -> Iterator[Runner]:
         yield Runner(Model())
 
 
-def tap(runner: Runner, *layer_ids: Any) -> Tap:
+def tap(runner: Runner, *layer_ids: Any, shares: bool = False) -> Tap:
     text_config = SimpleNamespace(num_hidden_layers=NUM_LAYERS)
     worker = SimpleNamespace(model_runner=runner, model_config=SimpleNamespace(hf_text_config=text_config))
-    return Tap(worker, layer_ids, "layer-hooks")
+    return Tap(worker, layer_ids, "layer-hooks", shares=shares)
 
 
 def chosen(
     new: dict[str, list[int]],
     going: dict[str, tuple[int, list[int]]] | None = None,
     prompts: dict[str, list[int]] | None = None,
+    cached: dict[str, int] | None = None,
 ) -> Any:
     """A scheduler's output: request id -> tokens of new ones, -> (position, tokens) of those that go on.
 
-    ``prompts``: the whole prompts of new ones that come in pieces.
+    ``prompts``: the whole prompts of new ones that come in pieces. ``cached``: how many tokens of them a cache had.
     """
     going = going or {}
     tokens = new | {i: t for i, (_, t) in going.items()}
@@ -129,7 +130,10 @@ def chosen(
         num_scheduled_tokens={i: len(t) for i, t in tokens.items()},
         total_num_scheduled_tokens=sum(map(len, tokens.values())),
         scheduled_new_reqs=[
-            SimpleNamespace(req_id=i, num_computed_tokens=0, prompt_token_ids=(prompts or new).get(i)) for i in new
+            SimpleNamespace(
+                req_id=i, num_computed_tokens=(cached or {}).get(i, 0), prompt_token_ids=(prompts or new).get(i)
+            )
+            for i in new
         ],
         scheduled_cached_reqs=SimpleNamespace(req_ids=list(going), num_computed_tokens=[p for p, _ in going.values()]),
     )
@@ -455,3 +459,97 @@ def test_layers_that_cannot_be_told_apart_are_refused(num_layers: int, found: st
     model = torch.nn.ModuleDict(dict(zip(["one", "two"], layers, strict=True)))
     with pytest.raises(UnsupportedModelError, match=found):
         find_decoder_layers(model, num_layers)
+
+
+# sharing
+
+
+START = [*range(20, 36)]
+"""Sixteen tokens."""
+
+
+def sharing(new: dict[str, tuple[int, list[int]]], going: dict[str, tuple[int, list[int]]] | None = None) -> Any:
+    """``new``: request id -> how many of its tokens a cache has, and all of them."""
+    return chosen(
+        {i: tokens[cached:] for i, (cached, tokens) in new.items()},
+        going,
+        {i: tokens for i, (_, tokens) in new.items()},
+        {i: cached for i, (cached, _) in new.items()},
+    )
+
+
+def rows_of(tokens: list[int]) -> list[list[int]]:
+    return [tokens, [t + 2 for t in tokens]]
+
+
+@pytest.mark.parametrize("order", [["a", "b", "c"], ["c", "b", "a"]])
+def test_a_beginning_that_the_cache_had_is_taken_from_who_forwarded_it(runner: Runner, order: list[str]) -> None:
+    """In the very pass, whatever the order of its rows; and of one that began with another's rows itself."""
+    found = tap(runner, 1, shares=True)
+    runner.order = order
+    a, b, c = START, [*START, 1, 2], [*START, 41, 42, 43]
+    runner.execute_model(sharing({"a": (0, a), "b": (16, b), "c": (16, c)}))
+    runner.order = None
+    d = [*c[:18], 7]
+    runner.execute_model(sharing({"d": (18, d)}))
+    assert collected(found, "d", "b", "a", "c") == {i: rows_of(t) for i, t in zip("dbac", (d, b, a, c), strict=True)}
+
+
+def test_rows_stay_for_others_until_they_are_retired(runner: Runner) -> None:
+    found = tap(runner, 1, shares=True)
+    runner.execute_model(sharing({"a": (0, [*START, 1])}))
+    assert collected(found, "a") == {"a": rows_of([*START, 1])}
+    runner.execute_model(sharing({"b": (16, [*START, 2])}))
+    assert collected(found, "b") == {"b": rows_of([*START, 2])}
+    found.collect([], [], True, ["a", "b"])
+    runner.execute_model(sharing({"c": (16, [*START, 3])}))
+    fault, rows = found.collect(["c"], [], True)
+    assert fault is not None
+    assert "'c': tokens 0 to 16 were not forwarded here" in fault
+    assert rows == {}
+
+
+def test_an_aborted_request_s_rows_are_there_for_others(runner: Runner) -> None:
+    found = tap(runner, 1, shares=True)
+    runner.execute_model(sharing({"a": (0, [*START, 1]), "z": (0, [5])}))
+    found.collect([], ["a"], False)
+    runner.execute_model(sharing({"b": (16, [*START, 2])}))
+    assert collected(found, "b") == {"b": rows_of([*START, 2])}
+
+
+def test_an_answer_is_a_beginning_too(runner: Runner) -> None:
+    found = tap(runner, 1, shares=True)
+    runner.execute_model(sharing({"a": (0, START[:14])}))
+    runner.execute_model(sharing({}, {"a": (14, [START[14]])}))
+    runner.execute_model(sharing({"b": (16, [*START, 9])}, {"a": (15, [START[15]])}))  # of this very pass
+    assert collected(found, "a", "b") == {"a": rows_of(START), "b": rows_of([*START, 9])}
+
+
+def test_an_id_that_is_used_again_does_not_hide_the_rows_of_before(runner: Runner) -> None:
+    found = tap(runner, 1, shares=True)
+    runner.execute_model(sharing({"a": (0, [*START, 1])}))
+    collected(found, "a")
+    runner.execute_model(sharing({"a": (0, [5, 6])}))
+    collected(found, "a")
+    found.collect([], [], True, ["unknown"])
+    runner.execute_model(sharing({"a": (16, [*START, 2])}))
+    assert collected(found, "a") == {"a": rows_of([*START, 2])}
+    found.collect([], [], True, ["a"])  # the first of them
+    assert [entry.token_ids for entry in found._shared._entries.values()] == [[5, 6], [*START, 2]]  # type: ignore[union-attr]
+
+
+def test_other_tokens_with_the_same_hash_are_no_beginning(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vllm_compat._capture.shared._hashes", lambda ids: [1] * (len(ids) // 16))
+    found = tap(runner, 1, shares=True)
+    runner.execute_model(sharing({"x": (0, [9] * 16), "a": (0, START)}))
+    runner.execute_model(sharing({"b": (16, [*START, 2])}))
+    assert collected(found, "b") == {"b": rows_of([*START, 2])}
+
+
+def test_without_sharing_a_cached_beginning_is_a_fault(runner: Runner) -> None:
+    found = tap(runner, 1)
+    runner.execute_model(sharing({"a": (0, START)}))
+    runner.execute_model(sharing({"b": (16, [*START, 2])}))
+    fault, _ = found.collect(["b"], [], True)
+    assert fault is not None
+    assert "tokens 0 to 16 were not forwarded here" in fault

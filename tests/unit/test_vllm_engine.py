@@ -398,7 +398,8 @@ def test_taps_that_could_not_be_put_in_everywhere_are_taken_out_again(tmp_path: 
 
     with pytest.raises(UnsupportedModelError, match="one worker has no such layer"):
         Capture(Failing(), engine.scheduler.vllm_config, (3, "norm"), adapter)
-    assert calls == [("vllm_compat_install", ((3, "norm"), "layer-hooks", os.getpid())), ("vllm_compat_remove", ())]
+    installed = ((3, "norm"), "layer-hooks", os.getpid(), False)
+    assert calls == [("vllm_compat_install", installed), ("vllm_compat_remove", ())]
 
 
 def test_workers_without_the_extension_are_sent_its_functions(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from vllm_compat._adapters.base import Behaviour
 from vllm_compat._detect.need import Need
+from vllm_compat.errors import UnsupportedVllmError
 
 __all__ = ["BEHAVIOURS", "BySignature", "RequestFactory"]
 
@@ -22,8 +23,15 @@ class RequestFactory(Behaviour):
     variation = "request"
 
     @abstractmethod
-    def make(self, request_id: str, token_ids: Sequence[int], sampling_params: Any, block_hasher: Any) -> Any:
-        """vLLM's own ``Request``."""
+    def make(
+        self,
+        request_id: str,
+        token_ids: Sequence[int],
+        sampling_params: Any,
+        block_hasher: Any,
+        cache_salt: str | None = None,
+    ) -> Any:
+        """vLLM's own ``Request``; it shares cached blocks with those of the same salt alone."""
 
     @abstractmethod
     def block_hasher(self, core: Any, scheduler: Any) -> Any:
@@ -52,7 +60,14 @@ class BySignature(RequestFactory):
         Need("vllm.v1.core.kv_cache_utils:init_none_hash"),
     )
 
-    def make(self, request_id: str, token_ids: Sequence[int], sampling_params: Any, block_hasher: Any) -> Any:
+    def make(
+        self,
+        request_id: str,
+        token_ids: Sequence[int],
+        sampling_params: Any,
+        block_hasher: Any,
+        cache_salt: str | None = None,
+    ) -> Any:
         from vllm.v1.request import Request
 
         arguments = dict.fromkeys(_NEVER_USED) | {
@@ -60,8 +75,14 @@ class BySignature(RequestFactory):
             "prompt_token_ids": list(token_ids),
             "sampling_params": sampling_params,
             "block_hasher": block_hasher,
+            "cache_salt": cache_salt,
         }
         accepted = inspect.signature(Request.__init__).parameters
+        if cache_salt is not None and "cache_salt" not in accepted:
+            raise UnsupportedVllmError(
+                "this vLLM's Request takes no cache_salt, so that capturing goes without prefix caching alone",
+                missing=("vllm.v1.request:Request.__init__(cache_salt)",),
+            )
         return Request(**{name: value for name, value in arguments.items() if name in accepted})
 
     def block_hasher(self, core: Any, scheduler: Any) -> Any:

@@ -23,25 +23,29 @@ class VllmCompatExtension:
     vllm_compat_tap: Tap | None = None
     vllm_compat_interrupt: Any = None
 
-    def vllm_compat_install(self: Any, layer_ids: Sequence[LayerId], states: str, owner: int) -> None:
+    def vllm_compat_install(
+        self: Any, layer_ids: Sequence[LayerId], states: str, owner: int, shares: bool = False
+    ) -> None:
         """Tap this worker's layers if its rank is the one that captures: tensor-parallel ranks have the same rows.
 
         Args:
             layer_ids: what to capture.
             states: how; see ``StateSource``.
             owner: process of the engine.
+            shares: whether requests that begin with the same tokens share their rows.
         """
         from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 
         self.vllm_compat_interrupt = ignore_interrupts(owner)
-        self.vllm_compat_tap = Tap(self, layer_ids, states) if get_tensor_model_parallel_rank() == 0 else None
+        captures = get_tensor_model_parallel_rank() == 0
+        self.vllm_compat_tap = Tap(self, layer_ids, states, shares=shares) if captures else None
 
     def vllm_compat_collect(
-        self: Any, finished: Sequence[str], dropped: Sequence[str], wait: bool
+        self: Any, finished: Sequence[str], dropped: Sequence[str], wait: bool, retired: Sequence[str] = ()
     ) -> tuple[str | None, dict[str, Captured | None]] | None:
         """``Tap.collect`` of the rank that captures; None from the others."""
         tap: Tap | None = self.vllm_compat_tap
-        return tap.collect(finished, dropped, wait) if tap else None
+        return tap.collect(finished, dropped, wait, retired) if tap else None
 
     def vllm_compat_remove(self: Any) -> None:
         """End capturing, if it ever began."""

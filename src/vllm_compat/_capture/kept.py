@@ -39,6 +39,21 @@ class KeptRows:
         self._length = start + count
         return True
 
+    def skip(self, count: int) -> None:
+        """The first ``count`` rows are not forwarded: they will be written out of another request's."""
+        self._length = count
+
+    def first(self, count: int) -> list[Any]:
+        """The first ``count`` rows, which have been written; one tensor of each kind."""
+        import torch
+
+        parts, left = [], count
+        for block in self._blocks:
+            parts.append([tensor[: max(left, 0)] for tensor in block])
+            left -= len(block[0])
+        with torch.inference_mode(False):
+            return [torch.cat(kind) for kind in zip(*parts, strict=True)]
+
     def write(self, start: int, tensors: Sequence[Any]) -> None:
         """Copy rows in, in the order of ``expect``.
 
@@ -59,16 +74,9 @@ class KeptRows:
 
     def joined(self) -> list[Any]:
         """All rows, one tensor of each kind."""
-        import torch
-
         if len(self._blocks) == 1 and len(self._blocks[0][0]) == self._length:
             return self._blocks[0]
-        parts, left = [], self._length
-        for block in self._blocks:
-            parts.append([tensor[: max(left, 0)] for tensor in block])
-            left -= len(block[0])
-        with torch.inference_mode(False):
-            return [torch.cat(kind) for kind in zip(*parts, strict=True)]
+        return self.first(self._length)
 
     def _blocks_to(self, end: int, like: Sequence[Any]) -> list[list[Any]]:
         import torch

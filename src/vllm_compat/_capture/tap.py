@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -13,6 +13,7 @@ from vllm_compat._adapters.states import summands
 from vllm_compat._adapters.step import PENDING, is_pending
 from vllm_compat._capture.kept import KeptRows
 from vllm_compat._capture.layers import find_decoder_layers
+from vllm_compat._capture.shared import SharedRows
 from vllm_compat._capture.stack import Kind, Stack
 from vllm_compat.errors import UnsupportedModelError
 from vllm_compat.types import NORM, LayerId
@@ -34,6 +35,16 @@ class _Share:
     count: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Owed:
+    """The first rows of a request that were not forwarded for it, and that another has."""
+
+    request_id: str
+    token_ids: Sequence[int]
+    kept: KeptRows
+    count: int
+
+
 class Tap:
     """Taps on one worker's model and runner, from construction to ``remove``.
 
@@ -42,7 +53,7 @@ class Tap:
     The rows are given to their owners while the device is at work on the next pass, or when they are waited for.
     """
 
-    def __init__(self, worker: Any, layer_ids: Sequence[LayerId], states: str) -> None:
+    def __init__(self, worker: Any, layer_ids: Sequence[LayerId], states: str, *, shares: bool = False) -> None:
         runner = worker.model_runner
         model = runner.get_model()
         self._runner = runner
@@ -56,6 +67,8 @@ class Tap:
         self._token_ids: Any = None
         self._shares: list[_Share] = []
         self._rows: dict[str, KeptRows] = {}
+        self._shared = SharedRows() if shares else None
+        self._owed: list[_Owed] = []
         self._fault: str | None = None
         self._removers: list[Callable[[], None]] = []
 
@@ -74,12 +87,16 @@ class Tap:
         while self._removers:
             self._removers.pop()()
         self._rows.clear()
-        self._shares = []
+        self._shares, self._owed = [], []
+        if self._shared is not None:
+            self._shared.clear()
 
     def collect(
-        self, finished: Sequence[str], dropped: Sequence[str], wait: bool
+        self, finished: Sequence[str], dropped: Sequence[str], wait: bool, retired: Sequence[str] = ()
     ) -> tuple[str | None, dict[str, Captured | None]]:
         """Hand out and forget the states of finished requests; forget those of dropped ones.
+
+        Where rows are shared they stay for others until the request is retired.
 
         Returns:
             The fault that ended capturing, if any, and the states of each finished request that has rows, on the CPU.
@@ -87,12 +104,14 @@ class Tap:
         """
         for request_id in dropped:
             self._rows.pop(request_id, None)
-        if self._fault:
-            return self._fault, {}
+        if self._shared is not None and retired:
+            self._shared.forget(retired)
         late = {share.request_id for share in self._shares}.intersection(finished)
         if wait and late:
             self._give_out()
             late.clear()
+        if self._fault:
+            return self._fault, {}
         return None, {
             r: None if r in late else self._captured(self._rows.pop(r).joined()) for r in finished if r in self._rows
         }
@@ -108,7 +127,7 @@ class Tap:
         try:
             output = execute_model(scheduler_output, *args, **kwargs)
             if self._fault is None:
-                self._fault = self._take(scheduler_output)
+                self._fault = self._take(scheduler_output) or self._fault  # giving rows out may find one, too
         finally:
             self._armed = False
             self._token_ids = None
@@ -149,26 +168,42 @@ class Tap:
             return f"the layers' states were {self._kinds}, and are {kinds} in this pass (dtype, layers, hidden size)"
         self._kinds = kinds
         starts = first_position(scheduler_output)
-        lengths = _prompt_lengths(scheduler_output)
+        begun = self._begin(scheduler_output, starts)
         shares = []
         for request_id in owners:
             start, count = starts[request_id], counts[request_id]
-            if start == 0 or request_id not in self._rows:
-                self._rows[request_id] = KeptRows(lengths.get(request_id, 0))
             kept = self._rows[request_id]
             if not kept.expect(start, count):
-                return (
-                    f"request {request_id!r}: tokens {len(kept)} to {start} were not forwarded here "
-                    "(taken from a cache, or run before the tap was in)"
-                )
+                return _gap(request_id, len(kept), start)
             shares.append(_Share(request_id, kept, start, count))
+        owed = [_Owed(i, token_ids, self._rows[i], starts[i]) for i, token_ids in begun.items()]
         self._give_out()
         token_ids = self._token_ids if self._token_ids is not None else self._owners.token_ids(self._runner)
         self._stack.send(token_ids)
-        self._shares = shares
+        self._shares, self._owed = shares, owed
         if not self._stack.late:
             self._give_out()
         return None
+
+    def _begin(self, scheduler_output: Any, starts: Mapping[str, int]) -> dict[str, Sequence[int]]:
+        """Make room for the requests that begin in this pass.
+
+        Returns:
+            Those whose first tokens were in the KV cache, in the order in which they were chosen, with their tokens.
+        """
+        new = {r.req_id: getattr(r, "prompt_token_ids", None) for r in scheduler_output.scheduled_new_reqs}
+        begun: dict[str, Sequence[int]] = {}
+        for request_id in [*new, *(i for i in starts if i not in new)]:
+            start, token_ids = starts[request_id], new.get(request_id)
+            if start and request_id in self._rows:
+                continue  # it goes on, perhaps after it was preempted; one that is to start over begins anew
+            kept = self._rows[request_id] = KeptRows(len(token_ids or ()))
+            if self._shared is not None and token_ids:
+                self._shared.add(request_id, token_ids, kept)
+                if start:
+                    kept.skip(start)
+                    begun[request_id] = token_ids
+        return begun
 
     def _give_out(self) -> None:
         """Copy the rows of the last pass to their owners, if that is still to be done."""
@@ -179,9 +214,17 @@ class Tap:
         row = 0
         for share in shares:
             end = row + share.count
-            if self._rows.get(share.request_id) is share.kept:  # neither dropped since nor begun anew
+            # Rows of a request that was dropped since, or began anew, are nobody's, unless others may need them.
+            if self._shared is not None or self._rows.get(share.request_id) is share.kept:
                 share.kept.write(share.start, [tensor[row:end] for tensor in tensors])
             row = end
+        owed, self._owed = self._owed, []
+        for part in owed:  # which may be rows of this very pass
+            source = self._shared.find(part.token_ids, part.count, part.kept) if self._shared is not None else None
+            if source is None:
+                self._fault = self._fault or _gap(part.request_id, 0, part.count)
+                return
+            part.kept.write(0, source.first(part.count))
 
     def _captured(self, tensors: Sequence[Any]) -> Captured:
         token_ids, *stacks = tensors
@@ -191,10 +234,11 @@ class Tap:
         return token_ids, [of_kind[kind][:, place].clone() for place, kind in enumerate(self._kinds)]
 
 
-def _prompt_lengths(scheduler_output: Any) -> dict[str, int]:
-    """Request id -> tokens of its prompt, of those new in a step: only to make room for them at once."""
-    prompts = {new.req_id: getattr(new, "prompt_token_ids", None) for new in scheduler_output.scheduled_new_reqs}
-    return {request_id: len(token_ids) for request_id, token_ids in prompts.items() if token_ids is not None}
+def _gap(request_id: str, found: int, start: int) -> str:
+    return (
+        f"request {request_id!r}: tokens {found} to {start} were not forwarded here (taken from a cache, or run before "
+        "the tap was in)"
+    )
 
 
 def _row_owners(runner: Any) -> RowOwners:

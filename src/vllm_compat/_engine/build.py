@@ -25,7 +25,9 @@ _ALWAYS = {"enforce_eager": True, "async_scheduling": False, "skip_tokenizer_ini
 _WHILE_CAPTURING = {"enable_prefix_caching": False, "worker_extension_cls": EXTENSION}
 
 
-def build(model: str, layer_ids: tuple[LayerId, ...], options: dict[str, Any]) -> VllmEngine:
+def build(
+    model: str, layer_ids: tuple[LayerId, ...], options: dict[str, Any], shared_states_bytes: int = 0
+) -> VllmEngine:
     """``open_engine``."""
     adapter = detect().require_adapter()
     from vllm.engine.arg_utils import EngineArgs
@@ -50,14 +52,24 @@ def build(model: str, layer_ids: tuple[LayerId, ...], options: dict[str, Any]) -
         # Wrappers such as Kimi-K2.5's build their processor from the tokenizer, even for prompts of token ids alone.
         config.model_config.skip_tokenizer_init = False
     if layer_ids:
-        layer_ids = _checked_for_capture(config, layer_ids, UsageError)
+        shares = bool(arguments.get("enable_prefix_caching"))
+        layer_ids = _checked_for_capture(config, layer_ids, UsageError, shares=shares)
 
     from vllm.v1.engine.core import EngineCore
     from vllm.v1.executor.abstract import Executor
 
     core = EngineCore(config, Executor.get_class(config), log_stats=False)
     try:
-        return _engine(adapter, core, core.scheduler, core.model_executor, layer_ids, owned=True)
+        caches = config.cache_config.enable_prefix_caching
+        return _engine(
+            adapter,
+            core,
+            core.scheduler,
+            core.model_executor,
+            layer_ids,
+            owned=True,
+            shared_states_bytes=shared_states_bytes if caches else 0,
+        )
     except BaseException:
         _shut_down([core])
         raise
@@ -81,7 +93,14 @@ def wrap(core: Any, scheduler: Any, executor: Any, layer_ids: tuple[LayerId, ...
 
 
 def _engine(
-    adapter: Adapter, core: Any, scheduler: Any, executor: Any, layer_ids: tuple[LayerId, ...], *, owned: bool
+    adapter: Adapter,
+    core: Any,
+    scheduler: Any,
+    executor: Any,
+    layer_ids: tuple[LayerId, ...],
+    *,
+    owned: bool,
+    shared_states_bytes: int = 0,
 ) -> VllmEngine:
     return VllmEngine(
         adapter=adapter,
@@ -90,6 +109,7 @@ def _engine(
         executor=executor,
         layer_ids=layer_ids,
         shut_down=functools.partial(_shut_down, [core]) if owned else None,
+        shared_states_bytes=shared_states_bytes,
     )
 
 
@@ -100,20 +120,18 @@ def _refuse_options(arguments: dict[str, Any]) -> None:
             "enforce_eager=False: a tap on a compiled model captures nothing and says nothing. Capturing runs eager, "
             "which costs 0.8% of prefill speed (8B, one H200)."
         )
-    if arguments.get("enable_prefix_caching"):
-        raise UsageError(
-            "enable_prefix_caching=True: tokens taken from the cache are not forwarded, so they have no states"
-        )
     if arguments.get("speculative_config"):
         raise UsageError("speculative_config: rows of rejected drafts would be captured; capture with the plain model")
 
 
-def _checked_for_capture(config: Any, layer_ids: tuple[LayerId, ...], error: type[UsageError]) -> tuple[LayerId, ...]:
+def _checked_for_capture(
+    config: Any, layer_ids: tuple[LayerId, ...], error: type[UsageError], *, shares: bool = False
+) -> tuple[LayerId, ...]:
     """The layer ids, if this configuration can be captured at all."""
     model, parallel = config.model_config, config.parallel_config
     if getattr(model, "is_encoder_decoder", False) or model.runner_type != "generate":
         raise UnsupportedModelError(f"{model.model}: only decoder-only, generating models can be captured")
-    if config.cache_config.enable_prefix_caching:
+    if config.cache_config.enable_prefix_caching and not shares:
         raise error(
             "prefix caching is on: cached tokens are not forwarded and have no states. Build the engine with "
             "enable_prefix_caching=False"

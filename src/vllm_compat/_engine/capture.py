@@ -18,12 +18,21 @@ __all__ = ["Capture"]
 class Capture:
     """Taps in every worker of an executor, from construction to ``remove``."""
 
-    def __init__(self, executor: Any, vllm_config: Any, layer_ids: tuple[LayerId, ...], adapter: Adapter) -> None:
+    def __init__(
+        self,
+        executor: Any,
+        vllm_config: Any,
+        layer_ids: tuple[LayerId, ...],
+        adapter: Adapter,
+        *,
+        shares: bool = False,
+    ) -> None:
         self._executor = executor
         self._by_name = vllm_config.parallel_config.worker_extension_cls == EXTENSION
         self._layer_ids = layer_ids
         try:
-            self._call(VllmCompatExtension.vllm_compat_install, layer_ids, adapter.chosen["states"][0], os.getpid())
+            how = adapter.chosen["states"][0]
+            self._call(VllmCompatExtension.vllm_compat_install, layer_ids, how, os.getpid(), shares)
         except BaseException as error:
             self.remove()  # some workers may have succeeded
             if isinstance(error, VllmCompatError) or not isinstance(error, Exception):
@@ -32,7 +41,7 @@ class Capture:
             raise UnsupportedModelError(f"the model's layers could not be tapped: {error}") from error
 
     def collect(
-        self, wanted: Mapping[str, Sequence[int]], dropped: Sequence[str], wait: bool
+        self, wanted: Mapping[str, Sequence[int]], dropped: Sequence[str], wait: bool, retired: Sequence[str] = ()
     ) -> dict[str, Sequence[Any]]:
         """The states of finished requests, each row checked against the token it was forwarded for.
 
@@ -40,12 +49,14 @@ class Capture:
             wanted: request id -> the token ids that must have been forwarded for it.
             dropped: requests whose rows are to be forgotten.
             wait: for rows that are still on their way to the host.
+            retired: requests whose rows no other will need any more.
 
         Returns:
             Request id -> one tensor [tokens, hidden_size] per layer id; without ``wait``, of those that have arrived.
         """
         # A worker in a process of its own sends the rows in its reply: pickled, and copied once more.
-        replies = self._call(VllmCompatExtension.vllm_compat_collect, list(wanted), list(dropped), wait)
+        order = (list(wanted), list(dropped), wait, list(retired))
+        replies = self._call(VllmCompatExtension.vllm_compat_collect, *order)
         answers = [r for r in replies if r is not None]
         if len(answers) != 1:
             raise CaptureError(f"{len(answers)} of {len(replies)} workers answered with captured states, wanted one")

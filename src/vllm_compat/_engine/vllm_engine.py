@@ -14,6 +14,7 @@ from vllm_compat._adapters.registry import Adapter, named
 from vllm_compat._adapters.request import RequestFactory
 from vllm_compat._adapters.step import PENDING, Step
 from vllm_compat._engine.capture import Capture
+from vllm_compat._engine.epochs import Epochs
 from vllm_compat._requests import check_request
 from vllm_compat.engine import Engine
 from vllm_compat.errors import (
@@ -40,7 +41,11 @@ class _Tracked:
 
 
 class VllmEngine(Engine):
-    """Built by ``_engine.build``; ``shut_down`` is None when the caller owns scheduler and executor."""
+    """Built by ``_engine.build``; ``shut_down`` is None when the caller owns scheduler and executor.
+
+    With ``shared_states_bytes`` requests that begin alike share cached tokens and their states, of which twice so many
+    bytes are kept at most, beside those of the requests under way.
+    """
 
     def __init__(
         self,
@@ -51,6 +56,7 @@ class VllmEngine(Engine):
         executor: Any,
         layer_ids: tuple[LayerId, ...],
         shut_down: Callable[[], None] | None,
+        shared_states_bytes: int = 0,
     ) -> None:
         model_config = scheduler.vllm_config.model_config
         self.layer_ids = layer_ids
@@ -73,7 +79,15 @@ class VllmEngine(Engine):
         self._patience = 10.0  # seconds that a scheduler may choose nothing though requests wait, e.g. for a grammar
         self._failure: BaseException | None = None
         self._closed = False
-        self._capture = Capture(executor, scheduler.vllm_config, layer_ids, adapter) if layer_ids else None
+        self._epochs: Epochs | None = None
+        if layer_ids and shared_states_bytes:
+            self._epochs = Epochs(
+                shared_states_bytes // (len(layer_ids) * self.hidden_size * model_config.dtype.itemsize)
+            )
+        shares = self._epochs is not None
+        self._capture = (
+            Capture(executor, scheduler.vllm_config, layer_ids, adapter, shares=shares) if layer_ids else None
+        )
 
     def make_request(
         self,
@@ -96,9 +110,9 @@ class VllmEngine(Engine):
             vocab_size=self.vocab_size,
             max_model_len=self.max_model_len,
         )
-        request = self._factory.make(
-            request_id, ids, self._sampling_params(request_id, max_tokens, sampling, ignore_eos), self._block_hasher
-        )
+        params = self._sampling_params(request_id, max_tokens, sampling, ignore_eos)
+        salt = self._epochs.salt(request_id, len(ids) + max_tokens) if self._epochs else None
+        request = self._factory.make(request_id, ids, params, self._block_hasher, salt)
         if add:
             self._scheduler.add_request(request)
         self._tracked[request_id] = _Tracked(ids)
@@ -130,19 +144,20 @@ class VllmEngine(Engine):
         finished = {i: t for i, t in self._tracked.items() if t.finish_reason is not None}
         good = {i: t for i, t in finished.items() if t.finish_reason in _ENDED_WELL}
         states: Mapping[str, Sequence[Any]] = dict.fromkeys(good, ())
-        if self._capture and (finished or self._strangers):
+        retired = self._epochs.retired() if self._epochs else []
+        if self._capture and (finished or self._strangers or retired):
             # An aborted id that was made again keeps its rows: those of the new request have replaced the old ones.
             dropped = [*(i for i in finished if i not in good), *(i for i in self._strangers if i not in self._tracked)]
             wanted = {i: (*t.token_ids, *t.output_token_ids[:-1]) for i, t in good.items()}
             try:
-                states = self._capture.collect(wanted, dropped, wait)
+                states = self._capture.collect(wanted, dropped, wait, retired)
             except BaseException as error:
                 self._fail(error)
                 raise
         self._strangers.clear()
         for request_id in finished:
             if request_id in states or request_id not in good:
-                del self._tracked[request_id]
+                self._forget(request_id)
         return [
             CapturedStates(
                 request_id=request_id,
@@ -164,7 +179,7 @@ class VllmEngine(Engine):
         going_on = [i for i in request_ids if i in self._tracked and self._tracked[i].finish_reason is None]
         self._scheduler.finish_requests(going_on, RequestStatus.FINISHED_ABORTED)
         for request_id in going_on:
-            del self._tracked[request_id]
+            self._forget(request_id)
             if self._capture:
                 self._strangers.append(request_id)
 
@@ -187,6 +202,11 @@ class VllmEngine(Engine):
             shut_down()  # the taps go with the workers, which after a failure may not even answer
         elif self._capture:
             self._capture.remove()
+
+    def _forget(self, request_id: str) -> None:
+        del self._tracked[request_id]
+        if self._epochs:
+            self._epochs.end(request_id)
 
     def _advance(self) -> StepResult:
         scheduler_output = self._scheduler.schedule()

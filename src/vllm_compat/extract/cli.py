@@ -119,6 +119,12 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add("--max-num-batched-tokens", type=int, metavar="N", help="the most tokens of one step (default: vLLM's)")
     add(
+        "--share-prefixes",
+        action="store_true",
+        help="forward tokens that samples begin with alike once: system prompts, turns of one conversation, answers to "
+        "one prompt",
+    )
+    add(
         "--generate",
         type=int,
         default=0,

@@ -27,6 +27,7 @@ _TAKEN = {
     "dtype": "dtype",
     "max_num_batched_tokens": "max_num_batched_tokens",
     "trust_remote_code": "trust_remote_code",
+    "enable_prefix_caching": "share_prefixes",
     "max_num_seqs": "batch_size",
     "max_model_len": "max_seq_len",
 }
@@ -51,6 +52,8 @@ class ExtractConfig:
         save_dtype: the dtype of the states on disk; ``"auto"`` is the dtype they were captured in.
         max_num_batched_tokens: the most tokens of one step; None for vLLM's own default.
         trust_remote_code: let the model's repository bring its own code.
+        share_prefixes: forward the tokens that samples begin with alike once (vLLM's prefix caching), and give each its
+            states.
         num_samples: extract the first so many samples at most; None for all.
         format: how samples lie on disk; a name of ``vllm_compat.formats.FORMATS``.
         overlong: what becomes of a sample of more tokens: it is cut, left out and named, or the input refused.
@@ -81,6 +84,7 @@ class ExtractConfig:
     save_dtype: SaveDtype = "bfloat16"
     max_num_batched_tokens: int | None = None
     trust_remote_code: bool = False
+    share_prefixes: bool = False
     num_samples: int | None = None
     format: str = "safetensors"
     overlong: Overlong = "truncate"
@@ -137,5 +141,6 @@ class ExtractConfig:
             "gpu_memory_utilization": self.gpu_memory_utilization,
             "max_num_batched_tokens": self.max_num_batched_tokens,
             "trust_remote_code": self.trust_remote_code or None,
+            "enable_prefix_caching": self.share_prefixes or None,
         }
         return {name: value for name, value in chosen.items() if value is not None} | dict(self.engine_options)

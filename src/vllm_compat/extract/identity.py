@@ -27,6 +27,7 @@ _FREE = frozenset(
         "kv_cache_memory_bytes",
         "max_parallel_loading_workers",
         "num_gpu_blocks_override",
+        "shared_states_bytes",
         "swap_space",
     }
 )

@@ -20,6 +20,7 @@ from vllm_compat.extract.folder import RunFolder, open_run
 from vllm_compat.extract.inputs import Sample
 from vllm_compat.extract.maker import SampleMaker
 from vllm_compat.extract.plan import Job, Plan, check_engine, make_plan
+from vllm_compat.extract.prefixes import Forwarded, neighbours
 from vllm_compat.extract.progress import ProgressFactory
 from vllm_compat.extract.record import Effort, Summary, versions
 from vllm_compat.extract.rehearsal import rehearse
@@ -91,6 +92,7 @@ def captured(
     samples: Iterator[Sample],
     ahead: int,
     options_of: Callable[[Sample], dict[str, Any]] = lambda _: {},
+    forwarded: Callable[[int], None] = lambda _: None,
 ) -> Generator[tuple[Sample, CapturedStates], None, None]:
     """Run samples through the engine, at most ``ahead`` at a time; yields each with its states as it finishes.
 
@@ -99,6 +101,7 @@ def captured(
         samples: to run; taken as there is room.
         ahead: the most that are under way, those included that wait for the caller.
         options_of: what ``make_request`` is told of a sample beside its tokens.
+        forwarded: told of the tokens of each step.
 
     Requests that are still under way when the caller stops are aborted.
 
@@ -116,7 +119,9 @@ def captured(
             if not waiting:
                 return
             due = set(ended)  # states may come one step after their request's end, so that the device need not wait
-            ended.update((i, reason) for i, reason in engine.run_step().finished.items() if i in waiting)
+            step = engine.run_step()
+            forwarded(sum(step.num_scheduled_tokens.values()))
+            ended.update((i, reason) for i, reason in step.finished.items() if i in waiting)
             if last := not engine.has_unfinished:
                 due.update(waiting)
             for states in engine.get_captured_states(wait=last):
@@ -172,8 +177,9 @@ def _extract(
 
         samples = stack.enter_context(contextlib.closing(run.owed_samples()))
         stack.enter_context(stop.heeding())
-        due = stop.until(samples)
-        running = captured(engine, due, 2 * config.batch_size, options_of(plan, config, engine))
+        due = stop.until(neighbours(samples) if config.share_prefixes else samples)
+        forwarded = Forwarded()
+        running = captured(engine, due, 2 * config.batch_size, options_of(plan, config, engine), forwarded.add)
         stream = stack.enter_context(contextlib.closing(running))
         try:
             for sample, states in stream:
@@ -192,4 +198,6 @@ def _extract(
             raise
     if stop.reason:
         raise StoppedError(ended(plan, run.done, stop.reason), reason=stop.reason)
+    if config.share_prefixes:
+        forwarded.log(tokens)
     return Effort(tokens, time.monotonic() - start, writers.stalled)

@@ -12,6 +12,7 @@ from vllm_compat.errors import NonFiniteError
 from vllm_compat.extract.config import ExtractConfig
 from vllm_compat.extract.inputs import read_samples
 from vllm_compat.extract.plan import check_engine, make_job
+from vllm_compat.extract.prefixes import neighbours
 from vllm_compat.extract.run import captured, maker_of, options_of
 from vllm_compat.formats import SampleData
 
@@ -47,7 +48,8 @@ def stream(config: ExtractConfig, engine: Engine | None = None) -> Generator[Sam
         check_engine(job, engine)
         maker = maker_of(job, config, engine)
         samples = (s for s in read_samples(job.input, lambda index: index % shards == shard) if not s.overlong)
-        running = captured(engine, samples, 2 * config.batch_size, options_of(job, config, engine))
+        ordered = neighbours(samples) if config.share_prefixes else samples
+        running = captured(engine, ordered, 2 * config.batch_size, options_of(job, config, engine))
         for sample, states in stack.enter_context(contextlib.closing(running)):
             try:
                 data = maker.make(sample, states)

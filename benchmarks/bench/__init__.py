@@ -1,0 +1,1 @@
+"""How fast states are extracted, against vLLM's own prefill of the same prompts: ``python -m benchmarks.bench``."""
