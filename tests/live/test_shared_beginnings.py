@@ -124,3 +124,19 @@ def test_an_engine_of_the_callers_own_cannot_share(open_engine):
     with pytest.raises(vllm_compat.AttachError, match="prefix caching is on"):
         vllm_compat.attach(scheduler=core._scheduler, executor=core._executor, layer_ids=[0])
     assert len(run(core, {"mine": prompt(6, seed=3)})["mine"].output_token_ids) == 1
+
+
+def test_a_cache_that_is_too_small_for_all(open_engine, model):
+    """Requests are put off in the middle of their answers, and begin again with what the cache still has."""
+    engine = open_engine("llama", layer_ids=LAYERS, enable_prefix_caching=True, num_gpu_blocks_override=9)
+    blocks = engine._scheduler.kv_cache_manager.block_pool.num_gpu_blocks
+    size = engine._scheduler.cache_config.block_size
+    preempted = []
+    if own := getattr(engine._scheduler, "_preempt_request", None):  # a method of its own from 0.12 on
+        engine._scheduler._preempt_request = lambda request, *rest: (preempted.append(request), own(request, *rest))[1]
+    start = prompt(size, seed=31)
+    prompts = {f"k{n}": start[: size // (1 + n % 2)] + prompt(size // 2 + n, seed=n) for n in range(8)}
+    captured, _ = captured_and_forwarded(engine, prompts, max_tokens=size, ignore_eos=True)
+    check(captured, prompts, model)
+    assert blocks == 9
+    assert preempted or not own, "the cache was not too small"

@@ -538,6 +538,25 @@ def test_an_id_that_is_used_again_does_not_hide_the_rows_of_before(runner: Runne
     assert [entry.token_ids for entry in found._shared._entries.values()] == [[5, 6], [*START, 2]]  # type: ignore[union-attr]
 
 
+def test_a_preempted_request_goes_on_where_another_has_come_meanwhile(runner: Runner) -> None:
+    """Both begin alike; the one is put off after four tokens, and comes back with sixteen in the cache."""
+    found = tap(runner, 1, shares=True)
+    a, b = [*START, 1], [*START, 2, 3]
+    runner.execute_model(chosen({"a": a[:4], "b": b[:1]}, prompts={"a": a, "b": b}))
+    runner.execute_model(sharing({}, {"b": (1, b[1:])}))
+    runner.execute_model(sharing({}, {"a": (16, a[16:])}))
+    assert collected(found, "a", "b") == {"a": rows_of(a), "b": rows_of(b)}
+
+
+def test_a_request_that_is_to_be_filled_is_nobody_s_source(runner: Runner) -> None:
+    """Two that go on in the same pass with another's rows: the second must not take them from the first's gap."""
+    found = tap(runner, 1, shares=True)
+    a, b, c = [*START, 1], [*START, 2], [*START, 3]
+    runner.execute_model(chosen({"c": c[:2], "b": b[:2], "a": a}, prompts={"a": a, "b": b, "c": c}))
+    runner.execute_model(sharing({}, {"b": (16, b[16:]), "c": (16, c[16:])}))
+    assert collected(found, "a", "b", "c") == {"a": rows_of(a), "b": rows_of(b), "c": rows_of(c)}
+
+
 def test_other_tokens_with_the_same_hash_are_no_beginning(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vllm_compat._capture.shared._hashes", lambda ids: [1] * (len(ids) // 16))
     found = tap(runner, 1, shares=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from vllm_compat._capture.kept import KeptRows
@@ -50,15 +50,25 @@ class SharedRows:
         for start in _hashes(token_ids):
             self._first.setdefault(start, number)
 
-    def find(self, token_ids: Sequence[int], count: int, own: KeptRows) -> KeptRows | None:
-        """Rows whose first ``count`` are of the same tokens, of a request that began before that of ``own``."""
+    def prompt_of(self, rows: KeptRows) -> Sequence[int]:
+        """The tokens that a request began with; none where it is not known."""
+        return next((entry.token_ids for entry in self._entries.values() if entry.rows is rows), ())
+
+    def find(self, token_ids: Sequence[int], count: int, unfilled: Collection[KeptRows]) -> KeptRows | None:
+        """Rows whose first ``count`` are of the same tokens.
+
+        Args:
+            token_ids: of the request that wants them.
+            count: how many.
+            unfilled: rows that wait for another's themselves, among them those of the request.
+        """
         wanted = list(token_ids[:count])
         if count % _UNIT == 0 and (number := self._first.get([*_hashes(wanted)][-1])) is not None:
             likely = self._entries[number]
-            if likely.rows is not own and likely.has(wanted):
+            if likely.rows not in unfilled and likely.has(wanted):
                 return likely.rows
-        before = itertools.takewhile(lambda entry: entry.rows is not own, self._entries.values())
-        return next((entry.rows for entry in before if entry.has(wanted)), None)
+        others = (entry for entry in self._entries.values() if entry.rows not in unfilled)
+        return next((entry.rows for entry in others if entry.has(wanted)), None)
 
     def forget(self, request_ids: Sequence[str]) -> None:
         """Drop the oldest request of each of these ids."""

@@ -195,8 +195,12 @@ class Tap:
         begun: dict[str, Sequence[int]] = {}
         for request_id in [*new, *(i for i in starts if i not in new)]:
             start, token_ids = starts[request_id], new.get(request_id)
-            if start and request_id in self._rows:
-                continue  # it goes on, perhaps after it was preempted; one that is to start over begins anew
+            if start and (kept := self._rows.get(request_id)) is not None:
+                # It goes on. After it was preempted another may have gone further with the same tokens meanwhile.
+                if self._shared is not None and start > len(kept):
+                    begun[request_id] = self._shared.prompt_of(kept)
+                    kept.skip(start)
+                continue
             kept = self._rows[request_id] = KeptRows(len(token_ids or ()))
             if self._shared is not None and token_ids:
                 self._shared.add(request_id, token_ids, kept)
@@ -219,8 +223,10 @@ class Tap:
                 share.kept.write(share.start, [tensor[row:end] for tensor in tensors])
             row = end
         owed, self._owed = self._owed, []
+        unfilled = {part.kept for part in owed}
         for part in owed:  # which may be rows of this very pass
-            source = self._shared.find(part.token_ids, part.count, part.kept) if self._shared is not None else None
+            source = self._shared.find(part.token_ids, part.count, unfilled) if self._shared is not None else None
+            unfilled.discard(part.kept)
             if source is None:
                 self._fault = self._fault or _gap(part.request_id, 0, part.count)
                 return
