@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -21,6 +22,8 @@ from benchmarks.bench.turn import RESULT
 __all__ = ["Turns", "alternate"]
 
 _ROOT = Path(__file__).parents[2]
+_ERROR = re.compile(r"\b\w+(?:Error|Exception): .+")
+_ELSEWHERE = ("See stack trace", "See root cause", "EngineDeadError", "Engine core initialization failed")
 _LINES = 15  # of a log, when a process ended without a word
 
 
@@ -57,12 +60,13 @@ def alternate(settings: Settings, cases: Sequence[str], turns: int, folder: Path
             if name in found.not_available or name in found.failed:
                 continue
             before = machine.load_average()
-            result = _run(name, folder, folder / f"{turn}-{name}.log", limit)
+            log = folder / f"{turn}-{name}.log"
+            result = _run(name, folder, log, limit)
             if why := result.get("not_available"):
-                found.not_available[name] = why
+                why = found.not_available[name] = _in_full(why, log)
                 print(f"turn {turn}: {name}: not available: {why}", flush=True)
             elif why := result.get("error"):
-                found.failed[name] = why
+                why = found.failed[name] = _in_full(why, log)
                 print(f"turn {turn}: {name}: failed: {why}", flush=True)
             else:
                 speed = result["tokens"] / result["seconds"]
@@ -99,6 +103,17 @@ def _run(name: str, folder: Path, log: Path, limit: float) -> dict[str, Any]:
         return result
     tail = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LINES:]
     return {"error": f"exit code {process.returncode}; " + " | ".join(tail)}
+
+
+def _in_full(why: str, log: Path) -> str:
+    """What a process said, with the cause where an engine of several processes only points to its log; no paths."""
+    if any(words in why for words in _ELSEWHERE):
+        errors = _ERROR.findall(log.read_text(encoding="utf-8", errors="replace"))
+        causes = [error for error in errors if not any(words in error for words in _ELSEWHERE)]
+        why = f"{why} Its log ends with {causes[-1]}" if causes else why
+    for path, name in ((str(log.parent), "OUTPUT"), (sys.prefix, "ENVIRONMENT"), (str(_ROOT), "REPOSITORY")):
+        why = why.replace(path, name)
+    return why
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
