@@ -12,7 +12,7 @@ Cases:
 
 Each case is run once in every turn, in a process of its own that first runs other prompts, and in the other order every
 second turn. Every case has the same prompts, dtype, requests at once and tokens in a step. Left behind are result.json,
-table.md, picture.png (where matplotlib is installed) and a log of each process.
+written anew after each process, table.md, picture.png (where matplotlib is installed) and a log of each process.
 
 Exit codes: 0; 1 for a case that failed, or a loss against the result of ``--regress``; 2 for a result that cannot be
 compared.
@@ -53,9 +53,13 @@ def main() -> int:
     prompts = make_prompts(settings.model, settings.prompts + settings.warmup, settings.length)
     split = {"timed": prompts[: settings.prompts], "warmup": prompts[settings.prompts :]}
     (output / "prompts.json").write_text(json.dumps(split), encoding="utf-8")
-    turns = alternate(settings, arguments.cases, arguments.turns, output, arguments.limit)
-    result = result_of(arguments, settings, turns)
-    (output / "result.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    result: Json = {}
+
+    def keep(turns: Turns) -> None:
+        result.update(result_of(arguments, settings, turns))
+        (output / "result.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+    alternate(settings, arguments.cases, arguments.turns, output, arguments.limit, keep)
     table = markdown(result)
     (output / "table.md").write_text(table + "\n", encoding="utf-8")
     print(f"\n{table}\n")
@@ -124,7 +128,7 @@ def settings_of(arguments: argparse.Namespace, model: Path) -> Settings:
 
 
 def result_of(arguments: argparse.Namespace, settings: Settings, turns: Turns) -> Json:
-    told = dataclasses.asdict(settings)
+    told: Json = json.loads(json.dumps(dataclasses.asdict(settings)))  # lists, as they are read back
     del told["model"]  # a path of this machine
     notes = {turn["case"]: list(turn["notes"]) for turn in turns.done if turn["notes"]}
     dtype = json.loads((Path(settings.model) / "config.json").read_text(encoding="utf-8"))

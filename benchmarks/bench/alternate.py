@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,9 @@ class Turns:
     failed: dict[str, str] = field(default_factory=dict)
 
 
-def alternate(settings: Settings, cases: Sequence[str], turns: int, folder: Path, limit: float) -> Turns:
+def alternate(
+    settings: Settings, cases: Sequence[str], turns: int, folder: Path, limit: float, keep: Callable[[Turns], object]
+) -> None:
     """Run them.
 
     Args:
@@ -51,6 +53,7 @@ def alternate(settings: Settings, cases: Sequence[str], turns: int, folder: Path
         turns: how often each.
         folder: has ``prompts.json``; logs and files go here.
         limit: seconds for one process.
+        keep: told what came of all so far, after each process, so that nothing is lost to a run that is ended early.
     """
     settings.write(folder / "settings.json")
     order = [name for name in PLAIN if name in cases] + [name for name in cases if name not in PLAIN]
@@ -81,7 +84,7 @@ def alternate(settings: Settings, cases: Sequence[str], turns: int, folder: Path
                     }
                 )
                 print(f"turn {turn}: {name}: {speed:.1f} tokens/s, {result['seconds']:.1f} s", flush=True)
-    return found
+            keep(found)
 
 
 def _run(name: str, folder: Path, log: Path, limit: float) -> dict[str, Any]:

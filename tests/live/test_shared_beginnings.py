@@ -133,7 +133,12 @@ def test_a_cache_that_is_too_small_for_all(open_engine, model):
     size = engine._scheduler.cache_config.block_size
     preempted = []
     if own := getattr(engine._scheduler, "_preempt_request", None):  # a method of its own from 0.12 on
-        engine._scheduler._preempt_request = lambda request, *rest: (preempted.append(request), own(request, *rest))[1]
+
+        def preempt(request, *arguments, **named):
+            preempted.append(request)
+            return own(request, *arguments, **named)
+
+        engine._scheduler._preempt_request = preempt
     start = prompt(size, seed=31)
     prompts = {f"k{n}": start[: size // (1 + n % 2)] + prompt(size // 2 + n, seed=n) for n in range(8)}
     captured, _ = captured_and_forwarded(engine, prompts, max_tokens=size, ignore_eos=True)

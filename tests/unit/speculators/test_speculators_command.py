@@ -60,7 +60,10 @@ def test_a_script_that_is_not_there_is_usage(tmp_path: Path, capsys: pytest.Capt
     assert "none.py cannot be run" in capsys.readouterr().err
 
 
-def test_without_a_vllm_nothing_is_run(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_vllm_nothing_is_run(
+    script: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("vllm_compat.detection.find_installed", lambda *_: None)
     assert main(["run", str(script), "0"]) == 3
     out, err = capsys.readouterr()
     assert out == ""
