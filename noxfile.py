@@ -60,6 +60,7 @@ PEERS_NEED = (
     "rich",
 )
 DROPINS = [("0.3.0", DEFAULT), ("0.4.0.1", DEFAULT)]  # speculators, on a vLLM that its own generator cannot use
+GENERATOR = "0.4.0.1"  # the last speculators with an engine loop of its own, which the benchmark measures
 ABOVE = [
     f"tests/live/test_{name}.py"
     for name in ("answers", "doctor", "inputs", "ray_executor", "rehearsal", "replicas", "verify")
@@ -149,6 +150,17 @@ def _add_kernels(session: nox.Session, waiting: Path) -> None:
 def _vllm(session: nox.Session) -> Path:
     """The folder that ``import vllm`` loads in the session's environment."""
     return next(Path(session.virtualenv.location).glob("lib/python3*/site-packages/vllm"))
+
+
+def _install_speculators(session: nox.Session, version: str) -> None:
+    """speculators beside a vLLM. It pins packages of its time, and runs on those that this vLLM stands on."""
+    frozen, overrides = _frozen(session), Path(session.create_tmp()) / "speculators.txt"
+    dropped = [f"{n}; sys_platform == 'never'" for n in (*NOT_ON_A_CPU, *SPECULATORS[version].without)]
+    kept = [
+        line for line in frozen.read_text().splitlines() if line.startswith(("torch==", "transformers==", "numpy=="))
+    ]
+    overrides.write_text("\n".join([*dropped, *kept]))
+    session.install("--override", str(overrides), "--constraint", str(frozen), f"speculators=={version}")
 
 
 def _install_ourselves(session: nox.Session) -> None:
@@ -309,16 +321,7 @@ def dropin(session: nox.Session, speculators: str, release: str) -> None:
     try:
         _install_vllm(session, RELEASES[release])
         _install_ourselves(session)
-        # speculators pins packages of its time; it runs on those that this vLLM stands on.
-        frozen, overrides = _frozen(session), Path(session.create_tmp()) / "speculators.txt"
-        dropped = [f"{n}; sys_platform == 'never'" for n in (*NOT_ON_A_CPU, *SPECULATORS[speculators].without)]
-        kept = [
-            line
-            for line in frozen.read_text().splitlines()
-            if line.startswith(("torch==", "transformers==", "numpy=="))
-        ]
-        overrides.write_text("\n".join([*dropped, *kept]))
-        session.install("--override", str(overrides), "--constraint", str(frozen), f"speculators=={speculators}")
+        _install_speculators(session, speculators)
         session.run("pytest", *arguments, env=_environment(session, RELEASES[release]))
     finally:
         if "--keep" not in session.posargs:
@@ -417,6 +420,34 @@ def eagle3(session: nox.Session) -> None:
         *(part for name, head in trained.items() for part in ("--trained", f"{name}={head}")),
         *("--acceptance", str(output / "acceptance.json"), "--out", str(output / "eagle3-cpu.json")),
     )
+
+
+@nox.session(python=_python(RELEASES[DEFAULT].python))
+def bench(session: nox.Session) -> None:
+    """Speed against vLLM's own prefill: [--release R], [--keep] the environment; the rest is the benchmark's."""
+    own = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    own.add_argument("--release", default=DEFAULT, choices=RELEASES)
+    own.add_argument("--keep", action="store_true")
+    options, arguments = own.parse_known_args(session.posargs)
+    release = RELEASES[options.release]
+    if str(session.python) not in SpecifierSet(release.python):
+        session.error(f"vLLM {release.vllm} takes Python {release.python}, and this session has {session.python}")
+    try:
+        if release.mixture:
+            waiting = _install_files(session, release)
+            _install_ourselves(session)
+            _add_kernels(session, waiting)
+        else:
+            _install_vllm(session, release)
+            _install_ourselves(session)
+        if release.vllm in SpecifierSet(SPECULATORS[GENERATOR].vllm):
+            _install_speculators(session, GENERATOR)
+        session.install("--constraint", str(_frozen(session)), ".[extract,picture]")
+        # The logs of the engines go to files beside the result.
+        session.run("python", "-m", "benchmarks.bench", *arguments, env=_environment(session, release))
+    finally:
+        if not options.keep:
+            shutil.rmtree(session.virtualenv.location, ignore_errors=True)
 
 
 @nox.session
