@@ -34,6 +34,14 @@ class RequestFactory(Behaviour):
         """vLLM's own ``Request``; it shares cached blocks with those of the same salt alone."""
 
     @abstractmethod
+    def require_cache_salt(self) -> None:
+        """Raise unless requests take a salt.
+
+        Raises:
+            UnsupportedVllmError: they do not.
+        """
+
+    @abstractmethod
     def block_hasher(self, core: Any, scheduler: Any) -> Any:
         """The engine's own hasher, one of the same kind, or None where the engine needs none."""
 
@@ -78,12 +86,17 @@ class BySignature(RequestFactory):
             "cache_salt": cache_salt,
         }
         accepted = inspect.signature(Request.__init__).parameters
-        if cache_salt is not None and "cache_salt" not in accepted:
+        return Request(**{name: value for name, value in arguments.items() if name in accepted})
+
+    def require_cache_salt(self) -> None:
+        from vllm.v1.request import Request
+
+        if "cache_salt" not in inspect.signature(Request.__init__).parameters:
             raise UnsupportedVllmError(
-                "this vLLM's Request takes no cache_salt, so that capturing goes without prefix caching alone",
+                "this vLLM's Request takes no cache_salt, without which cached tokens may have no states. Capture "
+                "without enable_prefix_caching (--share-prefixes)",
                 missing=("vllm.v1.request:Request.__init__(cache_salt)",),
             )
-        return Request(**{name: value for name, value in arguments.items() if name in accepted})
 
     def block_hasher(self, core: Any, scheduler: Any) -> Any:
         if core is not None:

@@ -9,7 +9,7 @@ import gc
 import logging
 from typing import Any
 
-from vllm_compat._adapters.registry import Adapter
+from vllm_compat._adapters.registry import Adapter, named
 from vllm_compat._capture.extension import EXTENSION
 from vllm_compat._engine.vllm_engine import VllmEngine
 from vllm_compat._layers import check_layer_ids
@@ -44,6 +44,8 @@ def build(
         raise UsageError("async_scheduling=True: run_step() runs one step at a time; leave it off")
     if layer_ids:
         _refuse_options(arguments)
+        if arguments.get("enable_prefix_caching"):
+            named("request", adapter.chosen["request"][0]).require_cache_salt()
     try:
         config = EngineArgs(model=model, **arguments).create_engine_config()
     except (OSError, TypeError, ValueError) as error:

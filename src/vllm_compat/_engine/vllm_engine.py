@@ -112,9 +112,14 @@ class VllmEngine(Engine):
         )
         params = self._sampling_params(request_id, max_tokens, sampling, ignore_eos)
         salt = self._epochs.salt(request_id, len(ids) + max_tokens) if self._epochs else None
-        request = self._factory.make(request_id, ids, params, self._block_hasher, salt)
-        if add:
-            self._scheduler.add_request(request)
+        try:
+            request = self._factory.make(request_id, ids, params, self._block_hasher, salt)
+            if add:
+                self._scheduler.add_request(request)
+        except BaseException:
+            if self._epochs:
+                self._epochs.end(request_id)
+            raise
         self._tracked[request_id] = _Tracked(ids)
         return request
 

@@ -163,14 +163,17 @@ class VllmHiddenStatesGenerator:
                 engine.run_step()
                 self._collect(prompts, found)
             self._collect(prompts, found)
+            if missing := [request_id for request_id in prompts if request_id not in found]:
+                what = f"no states came for {len(missing)} of {len(prompts)} prompts, the first {missing[0]!r}"
+                raise CaptureError(what)
+        except CaptureError:
+            self.close()  # what it would give next is no more to be trusted
+            raise
         except BaseException:
             if not engine.closed:
                 engine.abort(*prompts)
                 engine.get_captured_states()
             raise
-        missing = [request_id for request_id in prompts if request_id not in found]
-        if missing:
-            raise CaptureError(f"no states came for {len(missing)} of {len(prompts)} prompts, the first {missing[0]!r}")
         return found
 
     def _collect(self, prompts: dict[str, list[int]], found: dict[str, CapturedStates]) -> None:

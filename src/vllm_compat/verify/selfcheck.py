@@ -21,7 +21,7 @@ from vllm_compat.verify.undo import Sides
 __all__ = ["End", "SelfCheck", "SelfCheckResult"]
 
 _AT_ONCE = 256  # states whose logits are computed together
-_SIGMAS = 5.0
+_SIGMAS = 4.0
 _LEAST_ROUNDING = 2.0**-20  # of a sum in float32, ours among them
 _ROUNDING = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "half": 2.0**-11, "float32": 2.0**-24, "float": 2.0**-24}
 

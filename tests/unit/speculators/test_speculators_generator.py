@@ -134,6 +134,7 @@ def test_states_of_other_tokens_are_no_result(model: str, opened: list[Any], mon
     monkeypatch.setattr(engine, "make_request", lambda ids, request_id: make([*ids[:-1], 9], request_id=request_id))
     with pytest.raises(vllm_compat.CaptureError, match="of other tokens"):
         made.generate([[3, 4]])
+    assert engine.closed
 
 
 def test_states_that_never_come_are_no_result(model: str, opened: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,6 +142,7 @@ def test_states_that_never_come_are_no_result(model: str, opened: list[Any], mon
     monkeypatch.setattr(opened[0][2], "get_captured_states", list)
     with pytest.raises(vllm_compat.CaptureError, match="no states came for 2 of 2 prompts, the first '0-0'"):
         made.generate([[3, 4], [5]])
+    assert opened[0][2].closed
 
 
 def test_a_failed_step_closes_it(model: str, opened: list[Any]) -> None:
