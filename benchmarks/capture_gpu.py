@@ -1,4 +1,4 @@
-"""What capturing costs: prefill speed with taps against without, in one process, on one vLLM engine.
+"""What capturing and extracting cost: prefill speed with taps against without, in one process, on one vLLM engine.
 
     python benchmarks/capture_gpu.py --model DIR --layers 2 30 58 60 --prompts 48 --length 2048 --budget 8192
 
@@ -8,10 +8,14 @@ the other order every second time, so that a drift of the clocks touches all ali
 - ``plain``: no taps;
 - ``captured``: states are collected without waiting, their shapes checked, and dropped;
 - ``checked``: the same, and the caller compares each token id and each tensor's place in its stack once more;
-- ``waited``: states are waited for after each step, so that the device stands still meanwhile.
+- ``waited``: states are waited for after each step, so that the device stands still meanwhile;
+- ``extract``: the whole job under ``--output``, until every file and the journal are durable and the run is sealed.
 
 Prints a JSON line for each run and one with the ratios to ``plain``, the median over the turns. ``tokens_per_second``
-ends with the last step; ``tail_seconds`` is from there to the last states, once in a run however long it is.
+ends with the last step, that of ``extract`` with the seal; ``tail_seconds`` is from there to the last states, once in a
+run however long it is. ``--compiled`` measures an engine that vLLM compiles, with all that it does for speed by
+default, and nothing else: the faster of it and ``plain`` is vLLM's own best. With ``--disk`` what the disk under
+``--output`` can take is measured last: files as large as a sample's, written by as many threads, each synced.
 ``peak_bytes`` is the most device memory that torch had allocated during the run, the model's own included.
 """
 
@@ -21,24 +25,37 @@ import argparse
 import dataclasses
 import json
 import random
+import shutil
 import statistics
+import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import vllm_compat
 from vllm_compat import CapturedStates, Engine
 from vllm_compat._stacked import stacked
+from vllm_compat.extract import ExtractConfig, extract
+from vllm_compat.extract.files import write_whole
 
-WAYS = ("plain", "captured", "checked", "waited")
+WAYS = ("plain", "captured", "checked", "waited", "extract")
 
 
 def main() -> None:
     arguments = parse()
+    if arguments.compiled:  # in a process of its own: its memory would not all come back
+        measure_compiled(arguments)
+        return
+    begun = time.perf_counter()
     core = build(arguments)
+    print(json.dumps({"way": "load", "seconds": round(time.perf_counter() - begun, 2), **room(core)}), flush=True)
     try:
         measure(core, arguments)
     finally:
         core.shutdown()
+    if arguments.disk:
+        print(json.dumps(disk(arguments)), flush=True)
 
 
 def parse() -> argparse.Namespace:
@@ -49,12 +66,16 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--length", type=int, default=2048, help="tokens of each prompt")
     parser.add_argument("--budget", type=int, default=8192, help="tokens of one step")
     parser.add_argument("--turns", type=int, default=4, help="how often each way is measured")
-    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=["plain", "captured", "extract"])
+    parser.add_argument("--writers", type=int, default=2, help="threads that write (default: %(default)s)")
+    parser.add_argument("--output", type=Path, help="a folder for the files of extract; each run's are removed")
+    parser.add_argument("--compiled", action="store_true", help="measure vLLM's compiled prefill instead")
+    parser.add_argument("--disk", action="store_true", help="measure what the disk takes, too")
     parser.add_argument("--options", type=json.loads, default={}, help="fields of EngineArgs, as JSON")
     return parser.parse_args()
 
 
-def build(arguments: argparse.Namespace) -> Any:
+def build(arguments: argparse.Namespace, *, enforce_eager: bool = True) -> Any:
     """vLLM's own EngineCore, as a caller of ``attach`` builds it."""
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.core import EngineCore
@@ -65,7 +86,7 @@ def build(arguments: argparse.Namespace) -> Any:
         "load_format": "dummy",
         "dtype": "bfloat16",
         "skip_tokenizer_init": True,
-        "enforce_eager": True,
+        "enforce_eager": enforce_eager,
         "async_scheduling": False,
         "enable_prefix_caching": False,
         "max_model_len": arguments.length + 1,
@@ -75,6 +96,17 @@ def build(arguments: argparse.Namespace) -> Any:
     known = {field.name for field in dataclasses.fields(EngineArgs)}
     config = EngineArgs(**{k: v for k, v in options.items() if k in known}).create_engine_config()
     return EngineCore(config, Executor.get_class(config), log_stats=False)
+
+
+def measure_compiled(arguments: argparse.Namespace) -> None:
+    core = build(arguments, enforce_eager=False)
+    try:
+        for turn in range(-1, arguments.turns):
+            result = run(core, "plain", [], arguments)
+            if turn >= 0:
+                print(json.dumps({"turn": turn, **result, "way": "compiled"}), flush=True)
+    finally:
+        core.shutdown()
 
 
 def measure(core: Any, arguments: argparse.Namespace) -> None:
@@ -104,6 +136,8 @@ def measure(core: Any, arguments: argparse.Namespace) -> None:
 
 def run(core: Any, way: str, layers: list[Any], arguments: argparse.Namespace) -> dict[str, Any]:
     """All prompts once."""
+    if way == "extract":
+        return extracted(core, layers, arguments)
     with vllm_compat.attach(core, layer_ids=[] if way == "plain" else layers) as engine:
         prompts = {f"{way} {n}": prompt(n, arguments.length, engine.vocab_size) for n in range(arguments.prompts)}
         for request_id, token_ids in prompts.items():
@@ -129,6 +163,76 @@ def run(core: Any, way: str, layers: list[Any], arguments: argparse.Namespace) -
             "tail_seconds": round(end - seconds, 4),
             "peak_bytes": max(core.model_executor.collective_rpc(peak)),
         }
+
+
+class _Clock:
+    """Made when all is ready, just before the first request."""
+
+    start = 0.0
+
+    def __init__(self, _: int) -> None:
+        _Clock.start = time.perf_counter()
+
+    def advance(self, tokens: int, size: int) -> None:
+        """Nothing to tell."""
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+def extracted(core: Any, layers: list[Any], arguments: argparse.Namespace) -> dict[str, Any]:
+    """All prompts once, into files."""
+    folder = Path(tempfile.mkdtemp(dir=arguments.output))
+    with vllm_compat.attach(core, layer_ids=layers) as engine:
+        prompts = [prompt(n, arguments.length, engine.vocab_size) for n in range(arguments.prompts)]
+        data = folder / "prompts.jsonl"
+        data.write_text("".join(json.dumps({"input_ids": ids}) + "\n" for ids in prompts), encoding="utf-8")
+        config = ExtractConfig(
+            model=arguments.model,
+            prepared_data=data,
+            output_dir=folder / "states",
+            layer_ids=tuple(layers),
+            batch_size=arguments.prompts,
+            max_seq_len=arguments.length,
+            writers=arguments.writers,
+        )
+        core.model_executor.collective_rpc(forget_peak)
+        summary = extract(config, engine, progress=_Clock)
+        seconds = time.perf_counter() - _Clock.start
+        peaks = core.model_executor.collective_rpc(peak)
+    files = len(list((folder / "states").glob("hs_*.safetensors")))
+    shutil.rmtree(folder)
+    if not summary.complete or files != arguments.prompts:
+        raise RuntimeError(f"not the run that was asked for: {summary}, {files} files")
+    return {
+        "way": "extract",
+        "tokens": summary.tokens,
+        "tokens_per_second": round(summary.tokens / seconds, 1),
+        "seconds": round(seconds, 4),
+        "mb_per_second": round(summary.bytes / seconds / 1e6, 1),
+        "stalled_seconds": round(summary.stalled, 3),
+        "peak_bytes": max(peaks),
+    }
+
+
+def room(core: Any) -> dict[str, Any]:
+    """The KV cache, in tokens."""
+    cache = core.scheduler.vllm_config.cache_config
+    return {"kv_cache_tokens": cache.num_gpu_blocks * cache.block_size}
+
+
+def disk(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What the disk takes of files such as ours, for about as long."""
+    config = json.loads((Path(arguments.model) / "config.json").read_text(encoding="utf-8"))
+    width = config.get("text_config", config)["hidden_size"]
+    part = random.Random(0).randbytes(arguments.length * len(arguments.layers) * width * 2)
+    folder = Path(tempfile.mkdtemp(dir=arguments.output))
+    start = time.perf_counter()
+    with ThreadPoolExecutor(arguments.writers) as pool:
+        sizes = list(pool.map(lambda n: write_whole(folder / f"{n}", [part]), range(arguments.prompts)))
+    seconds = time.perf_counter() - start
+    shutil.rmtree(folder)
+    return {"way": "disk", "mb_per_second": round(sum(sizes) / seconds / 1e6, 1), "seconds": round(seconds, 4)}
 
 
 def check(states: CapturedStates, token_ids: list[int], engine: Engine, way: str) -> None:

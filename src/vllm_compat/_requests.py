@@ -31,10 +31,10 @@ def check_request(
         )
     as_list = getattr(token_ids, "tolist", None)  # of a tensor or an array
     ids: tuple[int, ...] = tuple(as_list() if as_list else token_ids)  # type: ignore[arg-type]
-    wrong = [t for t in ids if type(t) is not int or not 0 <= t < vocab_size][:1]
-    if wrong:
+    if ids and not (set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < vocab_size):
+        wrong = next(t for t in ids if type(t) is not int or not 0 <= t < vocab_size)
         raise RequestError(
-            f"token id {wrong[0]!r} is not an integer in range({vocab_size}), the model's vocabulary",
+            f"token id {wrong!r} is not an integer in range({vocab_size}), the model's vocabulary",
             request_id=request_id,
         )
     if not 0 < len(ids) < max_model_len:

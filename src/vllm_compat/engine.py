@@ -6,7 +6,7 @@ Nothing here knows vLLM. ``_engine`` does, and is imported when an engine is ope
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -75,8 +75,14 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def run_step(self) -> StepResult:
+    def run_step(self, meanwhile: Callable[[], None] | None = None) -> StepResult:
         """Run one step: schedule, forward, sample, update. Returns at once when there is nothing to do.
+
+        Args:
+            meanwhile: called once in a step that is run, between the forward pass and its sampling: where steps have
+                two phases the device is at work then, and would else stand still for what a caller does between steps.
+                It may make requests, which the next step can choose, and get the states of earlier steps' requests
+                with ``wait=False``. What it raises is raised when the step is done.
 
         Raises:
             StepError: vLLM failed; the engine is closed and ``__cause__`` has the reason.
@@ -191,9 +197,9 @@ def make_request(engine: Engine, token_ids: Sequence[int], **options: Any) -> An
     return engine.make_request(token_ids, **options)
 
 
-def run_step(engine: Engine) -> StepResult:
-    """``engine.run_step()``."""
-    return engine.run_step()
+def run_step(engine: Engine, meanwhile: Callable[[], None] | None = None) -> StepResult:
+    """``engine.run_step(meanwhile)``."""
+    return engine.run_step(meanwhile)
 
 
 def get_captured_states(engine: Engine, *, wait: bool = True) -> list[CapturedStates]:

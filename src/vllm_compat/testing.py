@@ -124,7 +124,7 @@ class FakeEngine(Engine):
             self._queue.append(request)
         return request
 
-    def run_step(self) -> StepResult:
+    def run_step(self, meanwhile: Callable[[], None] | None = None) -> StepResult:
         self._require_open()
         if not self._queue:
             return StepResult()
@@ -140,6 +140,7 @@ class FakeEngine(Engine):
             if count:
                 scheduled[request.request_id] = count
                 budget -= count
+        troubles = self._aside(meanwhile)
         sampled: dict[str, tuple[int, ...]] = {}
         for request_id, count in sorted(
             scheduled.items(), key=lambda item: item[1]
@@ -150,7 +151,20 @@ class FakeEngine(Engine):
         for request_id in finished:
             self._requests[request_id].finished_at = self._steps
         self._queue = [r for r in self._queue if r.finish_reason is None]
+        if troubles:
+            raise troubles[0]
         return StepResult(scheduled, sampled, finished)
+
+    def _aside(self, meanwhile: Callable[[], None] | None) -> list[BaseException]:
+        """What it raised, for when the step is done; that which closed the engine at once."""
+        try:
+            if meanwhile:
+                meanwhile()
+        except BaseException as error:
+            if self._closed:
+                raise
+            return [error]
+        return []
 
     def get_captured_states(self, *, wait: bool = True) -> list[CapturedStates]:
         self._require_open()

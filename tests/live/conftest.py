@@ -17,6 +17,11 @@ from vllm_compat import detect
 # vLLM reads these once, at the first engine. A GPU host sets VLLM_COMPAT_LIVE=gpu.
 ON_GPU = os.environ.get("VLLM_COMPAT_LIVE") == "gpu"
 RELEASE = detect().release
+KV_CACHE_BYTES = 2 << 30
+# What a command is told of a GPU's memory.
+GPU_FLAGS = [
+    *("--gpu-memory-utilization", "0.05", "--engine-option", f"kv_cache_memory_bytes={KV_CACHE_BYTES}")
+] if ON_GPU else []  # fmt: skip
 RANKS = int(os.environ.get("VLLM_COMPAT_LIVE_RANKS", "1"))  # the whole suite under tensor parallel
 AVX512 = Path("/proc/cpuinfo").exists() and "avx512f" in Path("/proc/cpuinfo").read_text()
 # Those named -avx2 are of CPUs without AVX-512.
@@ -106,8 +111,8 @@ def engine_options() -> dict[str, Any]:
     """What every engine of these tests is opened with."""
     options: dict[str, Any] = {"dtype": "float32", "max_model_len": 512, "max_num_seqs": 64}
     options["tensor_parallel_size"] = RANKS
-    if ON_GPU:
-        options["gpu_memory_utilization"] = 0.5
+    if ON_GPU:  # with a size of its own for the KV cache vLLM does not measure, and suites may share GPUs
+        options.update(gpu_memory_utilization=0.05, kv_cache_memory_bytes=KV_CACHE_BYTES)
     if "worker-process" in FAULTS and RANKS == 1:
         from vllm.v1.executor.uniproc_executor import UniProcExecutor
 

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from conftest import FAULTS, ON_GPU, RANKS, skip_if_faulty
+from conftest import FAULTS, KV_CACHE_BYTES, ON_GPU, RANKS, skip_if_faulty
 from vllm_compat.errors import StepError, UnsupportedModelError, UsageError
 from vllm_compat.extract import ExtractConfig
 from vllm_compat.extract.kvcache import kv_bytes_per_token
@@ -37,7 +37,8 @@ def config(model, tmp_path):
             "max_num_batched_tokens": 256,
             "dtype": "float32",
             "tensor_parallel_size": RANKS,
-            "gpu_memory_utilization": 0.3 if ON_GPU else None,
+            "gpu_memory_utilization": 0.1 if ON_GPU else None,
+            "engine_options": {"kv_cache_memory_bytes": KV_CACHE_BYTES} if ON_GPU else {},
         }
         return ExtractConfig(**{**values, **changes})
 

@@ -128,7 +128,8 @@ def test_an_engine_of_the_callers_own_cannot_share(open_engine):
 
 def test_a_cache_that_is_too_small_for_all(open_engine, model):
     """Requests are put off in the middle of their answers, and begin again with what the cache still has."""
-    engine = open_engine("llama", layer_ids=LAYERS, enable_prefix_caching=True, num_gpu_blocks_override=9)
+    small = {"num_gpu_blocks_override": 9, "block_size": 128}
+    engine = open_engine("llama", layer_ids=LAYERS, enable_prefix_caching=True, **small)
     blocks = engine._scheduler.kv_cache_manager.block_pool.num_gpu_blocks
     size = engine._scheduler.cache_config.block_size
     preempted = []

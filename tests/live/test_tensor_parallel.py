@@ -14,7 +14,7 @@ import oracle
 import pytest
 import torch
 
-from conftest import FLOAT32_ERROR, ON_GPU, prompt, run, skip_if_faulty
+from conftest import FLOAT32_ERROR, GPU_FLAGS, ON_GPU, prompt, run, skip_if_faulty
 
 LAYERS = [5, 0, "norm"]
 SAMPLES = 1000
@@ -38,7 +38,7 @@ def command(two_ranks, model, tmp_path):
     options = f"--model-path {model('llama')} --prepared-data {tmp_path / 'data.jsonl'} --output-dir {tmp_path / 'out'}"
     options += " --layer-ids 5 0 norm --batch-size 2 --max-seq-len 256 --tp-size 2 --dtype float32 --no-rehearsal"
     mp = ["--engine-option", 'distributed_executor_backend="mp"']
-    return [sys.executable, "-m", "vllm_compat.extract", *options.split(), *mp], tmp_path / "out"
+    return [sys.executable, "-m", "vllm_compat.extract", *options.split(), *mp, *GPU_FLAGS], tmp_path / "out"
 
 
 def test_ctrl_c_finishes_what_is_under_way(command, tmp_path):
@@ -99,10 +99,26 @@ def test_states_are_whole_and_hf_float32(engine, model):
             assert oracle.error(captured[layer], reference[layer]) < FLOAT32_ERROR
 
 
-def test_one_rank_captures(engine):
-    assert sorted(engine._executor.collective_rpc(has_tap)) == [False, True]
+def test_each_rank_captures_its_share_and_lends_it(engine):
+    """Nothing large goes through a reply; the memory is used again."""
+    borrowed = set()
+    for n in range(6):
+        captured = run(engine, {f"{n} {i}": prompt(200, seed=10 * n + i) for i in range(4)})
+        borrowed |= engine._capture._borrower._mappings.keys()
+        del captured
+    assert len({worker for worker, _ in borrowed}) == 2, "both ranks lend"
+    assert len(borrowed) <= 12
+    assert engine._executor.collective_rpc(rows_kept) == [0, 0]
 
 
-def has_tap(worker):
+def rows_kept(worker):
     """Run in each worker."""
-    return worker.vllm_compat_tap is not None
+    return len(worker.vllm_compat_tap._rows)
+
+
+def test_states_outlive_the_engine_and_its_workers(engine):
+    captured = run(engine, {"last": prompt(200, seed=99)})["last"]
+    copies = [tensor.clone() for tensor in captured.hidden_states]
+    engine.close()
+    for tensor, copy in zip(captured.hidden_states, copies, strict=True):
+        assert torch.equal(tensor, copy)

@@ -16,7 +16,7 @@ import numpy as np
 from tests.unit.vllm_tree import write_vllm
 
 from vllm_compat._adapters.registry import choose
-from vllm_compat._capture.extension import EXTENSION
+from vllm_compat._capture.extension import EXTENSION, Answer
 from vllm_compat._detect.surface import Surface
 from vllm_compat._engine.vllm_engine import VllmEngine
 from vllm_compat._layers import check_layer_ids
@@ -149,13 +149,13 @@ class Executor:
         self.calls.append(method)
         if method != "vllm_compat_collect":
             return [None, None]
-        finished, dropped, wait, _ = args
-        self.collected.append((finished, dropped))
-        for request_id in dropped:
+        (order,) = args
+        self.collected.append((order.finished, order.dropped))
+        for request_id in order.dropped:
             self.forwarded.pop(request_id, None)
-        late = set() if wait else self.late
-        found = [i for i in finished if i in self.forwarded]
-        return [(None, {i: None if i in late else self._states(self.forwarded.pop(i)) for i in found}), None]
+        late = set() if order.wait else self.late
+        found = [i for i in order.finished if i in self.forwarded]
+        return [Answer(None, {i: None if i in late else self._states(self.forwarded.pop(i)) for i in found}), None]
 
     def _states(self, ids: list[int]) -> Any:
         return np.array(ids), [

@@ -307,6 +307,9 @@ class Executor:
         self.calls.append(("execute_model", scheduler_output))
         return self.forwarded
 
+    def meanwhile(self) -> None:
+        self.calls.append(("meanwhile", None))
+
     def sample_tokens(self, grammar_output: Any) -> Any:
         self.calls.append(("sample_tokens", grammar_output))
         return self.sampled
@@ -340,30 +343,34 @@ def forms(output: Any) -> list[Any]:
 @pytest.mark.parametrize("forwarded", forms("output"))
 def test_a_step_of_one_phase_is_what_execute_model_gives_resolved(forwarded: Any) -> None:
     executor = Executor(forwarded)
-    assert OnePhase().execute(executor, Scheduler(), "chosen") == "output"
-    assert executor.calls == [("execute_model", "chosen")]
+    assert OnePhase().execute(executor, Scheduler(), "chosen", executor.meanwhile) == "output"
+    assert executor.calls == [("execute_model", "chosen"), ("meanwhile", None)]
 
 
 @pytest.mark.parametrize("forwarded", forms("output"))
 def test_a_step_of_two_phases_does_not_sample_what_the_first_phase_answered(forwarded: Any) -> None:
     executor = Executor(forwarded, "never")
-    assert TwoPhase().execute(executor, Scheduler(), "chosen") == "output"
-    assert executor.calls == [("execute_model", "chosen")]
+    assert TwoPhase().execute(executor, Scheduler(), "chosen", executor.meanwhile) == "output"
+    assert executor.calls == [("execute_model", "chosen"), ("meanwhile", None)]
 
 
 @pytest.mark.parametrize("forwarded", forms(None))
 @pytest.mark.parametrize("sampled", forms("output"))
 def test_a_step_of_two_phases_samples_once_when_the_first_gave_none(forwarded: Any, sampled: Any) -> None:
     executor = Executor(forwarded, sampled)
-    assert TwoPhase().execute(executor, Scheduler(), "chosen") == "output"
-    assert executor.calls == [("execute_model", "chosen"), ("sample_tokens", "bitmask of chosen")]
+    assert TwoPhase().execute(executor, Scheduler(), "chosen", executor.meanwhile) == "output"
+    assert executor.calls == [
+        ("execute_model", "chosen"),
+        ("meanwhile", None),
+        ("sample_tokens", "bitmask of chosen"),
+    ]
 
 
 def test_the_error_of_a_future_is_raised() -> None:
     failed: Future[Any] = Future()
     failed.set_exception(RuntimeError("out of memory"))
     with pytest.raises(RuntimeError, match="out of memory"):
-        TwoPhase().execute(Executor(failed), Scheduler(), "chosen")
+        TwoPhase().execute(Executor(failed), Scheduler(), "chosen", lambda: None)
 
 
 def test_a_runner_is_pending_between_the_phases() -> None:

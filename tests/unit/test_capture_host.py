@@ -20,7 +20,7 @@ def test_on_the_cpu_nothing_is_copied_and_rows_are_taken_at_once() -> None:
     copy = host_copy(torch.device("cpu"))
     tensors = [rows(3, 1), rows(3, 2)]
     copy.before_write()
-    copy.start(tensors)
+    copy.start(tensors, [(0, len(tensors[0]))])
     assert isinstance(copy, InPlace)
     assert not copy.late
     assert copy.finish() is tensors
@@ -31,7 +31,7 @@ def test_a_copy_waits_for_the_layers_and_the_host_for_the_copy() -> None:
     copy = SideStream(device)  # type: ignore[arg-type]
     assert copy.late
     copy.before_write()
-    copy.start([torch.tensor([1, 2]), rows(2, 1)])
+    copy.start([torch.tensor([1, 2]), rows(2, 1)], [(0, 2)])
     assert device.log == [
         "model waits for nothing",
         "side waits for what model has done",
@@ -47,7 +47,7 @@ def test_a_copy_waits_for_the_layers_and_the_host_for_the_copy() -> None:
 def test_the_layers_wait_for_the_last_copy_before_they_write_again() -> None:
     device, buffer = SlowDevice(), rows(4, 1)
     copy = SideStream(device)  # type: ignore[arg-type]
-    copy.start([buffer])
+    copy.start([buffer], [(0, 4)])
     (pinned,) = copy._tensors
     assert pinned.unique().tolist() == [STALE]  # the copy takes its time
     copy.before_write()
@@ -60,7 +60,7 @@ def test_pinned_memory_is_that_of_the_largest_pass() -> None:
     device = SlowDevice()
     copy = SideStream(device)  # type: ignore[arg-type]
     for count in (2, 5, 3, 5, 1):
-        copy.start([rows(count, count)])
+        copy.start([rows(count, count)], [(0, count)])
         assert torch.equal(copy.finish()[0], rows(count, count))
     assert device.pinned_rows == [2, 5]
     assert len(copy._pinned) == 1
@@ -70,8 +70,18 @@ def test_tensors_of_several_kinds_have_pinned_memory_each() -> None:
     copy = SideStream(SlowDevice())  # type: ignore[arg-type]
     for _ in range(2):
         tensors = [rows(2, 1), rows(2, 2), rows(2, 3).double(), torch.arange(2)]
-        copy.start(tensors)
+        copy.start(tensors, [(0, 2)])
         for found, wanted in zip(copy.finish(), tensors, strict=True):
             assert found.dtype == wanted.dtype
             assert torch.equal(found, wanted)
     assert len(copy._pinned) == 4
+
+
+def test_of_a_pass_only_the_rows_asked_for_are_copied() -> None:
+    device = SlowDevice()
+    copy = SideStream(device)  # type: ignore[arg-type]
+    source = torch.arange(10)
+    copy.start([source], [(1, 3), (6, 9)])
+    assert [line for line in device.log if "copies" in line] == ["side copies [2]", "side copies [3]"]
+    (found,) = copy.finish()
+    assert found.tolist() == [STALE, 1, 2, STALE, STALE, STALE, 6, 7, 8, STALE]

@@ -76,11 +76,12 @@ def test_only_the_main_thread_may_set_handlers(monkeypatch: pytest.MonkeyPatch) 
 def test_a_worker_ignores_it_as_long_as_it_is_tapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every rank does, those that capture nothing too."""
     monkeypatch.setattr(multiprocessing, "parent_process", lambda: SimpleNamespace(pid=7))
-    state = "def get_tensor_model_parallel_rank():\n    return 1\n"
+    facts = {"rank": 1, "world_size": 2}
+    state = "".join(f"def get_tensor_model_parallel_{what}():\n    return {n}\n" for what, n in facts.items())
     write_vllm(tmp_path, importable=True, add={"distributed/parallel_state": state})
     before, worker = signal.getsignal(signal.SIGINT), SimpleNamespace()
     with importing(tmp_path):
-        VllmCompatExtension.vllm_compat_install(worker, [0], "layer-hooks", 7)
+        VllmCompatExtension.vllm_compat_install(worker, [0], "layer-hooks", 7, shares=True)
     assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
     for _ in range(2):
         VllmCompatExtension.vllm_compat_remove(worker)

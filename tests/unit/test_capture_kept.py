@@ -25,7 +25,7 @@ def put(rows: KeptRows, start: int, count: int, of: int = 0) -> bool:
 
 
 def joined(rows: KeptRows) -> list[list[float]]:
-    ids, states = rows.joined()
+    ids, states = rows.joined().tensors
     return [ids.tolist(), *(states[:, layer, 0].tolist() for layer in range(2))]
 
 
@@ -90,8 +90,8 @@ def test_a_prompt_of_known_length_is_copied_once(counts: list[int]) -> None:
     for count in counts:
         put(rows, start, count)
         start += count
-    (block,) = rows._blocks
-    assert [tensor.data_ptr() for tensor in rows.joined()] == [tensor.data_ptr() for tensor in block]
+    (room,) = rows._rooms
+    assert rows.joined() is room
 
 
 @pytest.mark.parametrize("num_tokens", [0, 2, 7])
@@ -104,8 +104,8 @@ def test_rows_are_copies_in_ordinary_tensors_that_hold_nothing_else(num_tokens: 
             rows.expect(start, len(ids))
             rows.write(start, [torch.tensor(ids), computed[start : start + len(ids)]])
         computed[:] = 9
-        found = rows.joined()
-    for held in (*rows._blocks[0], *found):
+        found = rows.joined().tensors
+    for held in (*rows._rooms[0].tensors, *found):
         assert not held.is_inference()
     ids, states = found
     assert ids.tolist() == [1, 2, 3]

@@ -166,6 +166,39 @@ def test_without_waiting_states_come_when_the_next_step_has_run(make: Make) -> N
     assert engine.get_captured_states() == []
 
 
+def test_what_a_caller_does_beside_a_step_counts_from_the_next_one(make: Make) -> None:
+    engine = make()
+    engine.make_request([1, 2], request_id="a")
+    got: list[str] = []
+
+    def meanwhile() -> None:
+        got.extend(states.request_id for states in engine.get_captured_states(wait=False))
+        if engine.num_layers and "b" not in made:
+            made.add("b")
+            engine.make_request([3, 4], request_id="b")
+
+    made: set[str] = set()
+    assert set(engine.run_step(meanwhile).num_scheduled_tokens) == {"a"}
+    assert got == []
+    assert set(engine.run_step(meanwhile).num_scheduled_tokens) == {"b"}
+    assert got == ["a"]
+    assert engine.run_step(meanwhile).idle
+    assert [states.request_id for states in engine.get_captured_states()] == ["b"]
+
+
+def test_what_a_caller_fails_beside_a_step_leaves_the_step_whole(make: Make) -> None:
+    engine = make()
+    engine.make_request([1, 2], request_id="a")
+
+    def meanwhile() -> None:
+        raise KeyError("of the caller's")
+
+    with pytest.raises(KeyError, match="of the caller's"):
+        engine.run_step(meanwhile)
+    assert not engine.has_unfinished
+    assert [states.request_id for states in engine.get_captured_states()] == ["a"]
+
+
 def test_states_that_were_not_ready_come_in_the_order_the_requests_were_made(make: Make) -> None:
     engine = make()
     for request_id, max_tokens in [("b", 2), ("a", 1)]:

@@ -17,8 +17,10 @@ from tests.unit.vllm_tree import importing, write_vllm
 
 from vllm_compat import UnsupportedModelError
 from vllm_compat._adapters.step import PENDING
+from vllm_compat._capture.division import Division
 from vllm_compat._capture.host import InPlace, SideStream
 from vllm_compat._capture.layers import find_decoder_layers
+from vllm_compat._capture.lending import Borrower, LendingMemory
 from vllm_compat._capture.tap import Tap
 
 torch: Any = pytest.importorskip("torch")
@@ -107,10 +109,10 @@ def runner(device: SlowDevice | None, tmp_path: Path) -> Iterator[Runner]:
         yield Runner(Model())
 
 
-def tap(runner: Runner, *layer_ids: Any, shares: bool = False) -> Tap:
+def tap(runner: Runner, *layer_ids: Any, **options: Any) -> Tap:
     text_config = SimpleNamespace(num_hidden_layers=NUM_LAYERS)
     worker = SimpleNamespace(model_runner=runner, model_config=SimpleNamespace(hf_text_config=text_config))
-    return Tap(worker, layer_ids, "layer-hooks", shares=shares)
+    return Tap(worker, layer_ids, "layer-hooks", **options)
 
 
 def chosen(
@@ -146,6 +148,7 @@ def layers(states: Any) -> Any:
 
 def collected(found: Tap, *finished: str, wait: bool = True) -> dict[str, Any]:
     """Request id -> token ids, then the first column of each layer; None where they are not ready."""
+    rows: dict[str, Any]
     fault, rows = found.collect(finished, [], wait)
     assert fault is None
     return {
@@ -205,7 +208,7 @@ def test_states_reach_the_host_stacked_in_the_model_s_own_type_and_in_memory_of_
         runner.execute_model(chosen({"a": [5], "b": [1, 2, 3]}))
         runner.execute_model(chosen({"c": [6]}))
         (kept,) = found.collect(["a"], [], True)[1].values()
-    assert kept is not None
+    assert isinstance(kept, tuple)
     ids, states = kept
     assert (states.dtype, states.shape, states.device.type) == (torch.float32, (1, 2, HIDDEN_SIZE), "cpu")
     assert (ids.shape, states.is_contiguous()) == ((1,), True)
@@ -213,6 +216,53 @@ def test_states_reach_the_host_stacked_in_the_model_s_own_type_and_in_memory_of_
         assert not tensor.is_inference()
         assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
     assert states[0, :, 0].tolist() == [7, -8]
+
+
+def test_each_rank_has_the_states_of_its_own_requests(runner: Runner, device: SlowDevice | None) -> None:
+    """Preempted, dropped, made anew or in pieces: a request stays with its rank, and is nobody else's."""
+    runners = [runner, Runner(Model())]
+    taps = [tap(each, 1, division=Division(rank, 2)) for rank, each in enumerate(runners)]
+    tokens = {"a": [5, 6, 7], "b": [8, 9], "c": [1], "d": [2, 3], "e": [4]}
+    passes = [
+        chosen({"a": [5, 6], "b": [8], "c": [1]}, prompts=tokens),
+        chosen({"d": [2, 3]}, {"b": (1, [9]), "a": (0, [5, 6])}, prompts=tokens),
+        chosen({}, {"a": (2, [7])}),
+        chosen({"e": [4], "b": [8, 9]}, prompts=tokens),
+    ]
+    for output in passes:
+        for number, each in enumerate(runners):
+            each.order = list(output.tokens)[:: 1 - 2 * number]
+            each.execute_model(output)
+        if output is passes[1]:
+            for one in taps:
+                one.collect([], ["b"], True)  # dropped, and made anew
+    found = [collected(each, *tokens) for each in taps]
+    assert found[0].keys() & found[1].keys() == set()
+    assert found[0] | found[1] == {i: [ids, [t + 2 for t in ids]] for i, ids in tokens.items()}
+    assert all(found)
+    assert [collected(each, *tokens) for each in taps] == [{}, {}]
+    if device:
+        copied = [line for line in device.log if "copies" in line]
+        assert len(copied) < 2 * 2 * sum(len(output.tokens) for output in passes), "each copies its own rows"
+
+
+def test_rows_that_another_process_can_map_are_lent(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vllm_compat._capture.memory.LEAST", 1)
+    memory = LendingMemory()
+    found = tap(runner, 1, memory=memory)
+    borrower = Borrower()
+    for n in range(30):
+        runner.execute_model(chosen({"a": [n, 6], "b": [7]}))
+        fault, rows = found.collect(["a"], ["b"], True, (), True)
+        assert fault is None
+        ids, states = borrower.tensors(rows["a"])  # type: ignore[arg-type]
+        assert (ids.tolist(), states[:, 0, 0].tolist()) == ([n, 6], [n + 2, 8])
+        del ids, states
+        memory.returned(borrower.returned()[memory.worker])
+    assert memory._made <= 6, "used again"
+    runner.execute_model(chosen({"c": [4]}))
+    assert collected(found, "c") == {"c": [[4], [6]]}, "without lending they come as they are"
+    found.remove()
 
 
 def test_passes_of_any_size_follow_each_other(runner: Runner) -> None:
@@ -328,7 +378,7 @@ def test_layers_that_differ_in_dtype_keep_their_own(runner: Runner) -> None:
     for _ in range(2):
         runner.execute_model(chosen({"a": [5, 6], "b": [7]}))
     (kept,) = found.collect(["a"], [], True)[1].values()
-    assert kept is not None
+    assert isinstance(kept, tuple)
     assert [s.dtype for s in kept[1]] == [torch.float64, torch.float32, torch.float64, torch.float64]
     assert [s[:, 0].tolist() for s in kept[1]] == [[8, 9], [6, 7], [-8, -9], [7, 8]]
     assert all(s.is_contiguous() and s.untyped_storage().nbytes() == s.numel() * s.element_size() for s in kept[1])

@@ -23,6 +23,8 @@ from vllm_compat import (
     UnsupportedModelError,
 )
 from vllm_compat._adapters.step import PENDING
+from vllm_compat._capture.extension import Answer
+from vllm_compat._capture.lending import Lent
 
 
 @pytest.fixture(autouse=True)
@@ -109,6 +111,76 @@ def test_a_step_forwards_and_samples_once(tmp_path: Path) -> None:
     engine.make_request([1, 2], max_tokens=2, ignore_eos=True)
     engine.run_step()
     assert engine.executor.calls == ["execute_model", "sample_tokens"]
+
+
+def test_what_is_done_meanwhile_is_done_between_the_phases_and_counts_from_the_next_step(tmp_path: Path) -> None:
+    engine = recorded_engine(tmp_path, (0,))
+    engine.make_request([1, 2], request_id="a", ignore_eos=True)
+    engine.run_step()
+    engine.make_request([3], request_id="b", ignore_eos=True)
+    got: list[str] = []
+
+    def meanwhile() -> None:
+        engine.executor.calls.append("meanwhile")
+        got.extend(states.request_id for states in engine.get_captured_states(wait=False))
+        engine.make_request([4, 5], request_id="c", ignore_eos=True)
+
+    engine.executor.calls.clear()
+    step = engine.run_step(meanwhile)
+    assert engine.executor.calls[:4] == ["execute_model", "meanwhile", "vllm_compat_collect", "sample_tokens"]
+    assert engine.executor.calls.count("meanwhile") == 1
+    assert (got, list(step.num_scheduled_tokens), list(step.finished)) == (["a"], ["b"], ["b"])
+    assert list(engine.run_step().finished) == ["c"]
+    assert [states.request_id for states in engine.get_captured_states()] == ["b", "c"]
+    engine.run_step(meanwhile)  # nothing to do, nothing is called
+    assert engine.executor.calls.count("meanwhile") == 1
+
+
+def test_what_fails_meanwhile_is_raised_when_the_step_is_done(tmp_path: Path) -> None:
+    engine = recorded_engine(tmp_path, (0,))
+    engine.make_request([1, 2], request_id="a", ignore_eos=True)
+
+    def meanwhile() -> None:
+        engine.make_request([1], request_id="a")
+
+    with pytest.raises(RequestError, match="in use"):
+        engine.run_step(meanwhile)
+    assert not engine.closed
+    assert [states.request_id for states in engine.get_captured_states()] == ["a"]
+
+
+def test_what_closes_the_engine_meanwhile_is_raised_as_it_is(tmp_path: Path) -> None:
+    engine = recorded_engine(tmp_path, (0,))
+    engine.make_request([5, 6], request_id="a", ignore_eos=True)
+    engine.run_step()
+    engine.executor.forwarded["a"][0] = 9
+    engine.make_request([7], request_id="b")
+
+    def meanwhile() -> None:
+        engine.get_captured_states(wait=False)
+
+    with pytest.raises(TokenMismatchError):
+        engine.run_step(meanwhile)
+    assert engine.closed
+    with pytest.raises(EngineClosedError, match="because of TokenMismatchError"):
+        engine.run_step()
+
+
+def test_a_worker_that_died_is_a_failed_step(tmp_path: Path) -> None:
+    """Whether its reply does not come, or it ends before the memory that it lends was opened."""
+    for lent in (False, True):
+        engine = finished(tmp_path)
+        answer = Lent("w", 1, 2**22 - 1, 3, ())
+
+        def reply_of(method: str, args: Any = (), lent: bool = lent, answer: Any = answer) -> list[Any]:
+            if not lent:
+                raise RuntimeError("Executor failed.")
+            return [Answer(None, {"a": answer}, "w")]
+
+        engine.executor.collective_rpc = reply_of  # type: ignore[method-assign]
+        with pytest.raises(StepError, match="A worker may have died"):
+            engine.get_captured_states()
+        assert engine.closed
 
 
 def test_the_last_step_also_tells_the_workers_that_all_have_finished(tmp_path: Path) -> None:
@@ -332,7 +404,7 @@ ROWS = np.zeros((3, 8))
 def test_layers_that_come_in_one_tensor_are_told_apart(tmp_path: Path) -> None:
     engine = finished(tmp_path)
     stack = np.arange(3 * 2 * 8).reshape(3, 2, 8)
-    reply(engine, (None, {"a": (np.array([5, 6, 7]), stack)}), None)
+    reply(engine, Answer(None, {"a": (np.array([5, 6, 7]), stack)}), None)
     (states,) = engine.get_captured_states()
     assert states[0].tolist() == stack[:, 0].tolist()
     assert states["norm"].tolist() == stack[:, 1].tolist()
@@ -367,18 +439,39 @@ def test_a_row_of_another_token_is_a_token_mismatch(tmp_path: Path) -> None:
 )
 def test_states_that_cannot_be_vouched_for_are_a_capture_error(answer: Any, words: str, tmp_path: Path) -> None:
     engine = finished(tmp_path)
-    reply(engine, answer, None)
+    reply(engine, Answer(*answer), None)
     with pytest.raises(CaptureError, match=words):
         engine.get_captured_states()
     assert engine.closed
 
 
-@pytest.mark.parametrize("answers", [[None, None], [(None, {}), (None, {})], []])
-def test_exactly_one_worker_must_answer(answers: list[Any], tmp_path: Path) -> None:
+A = (np.array([5, 6, 7]), [ROWS, ROWS])
+
+
+def test_each_worker_has_its_share(tmp_path: Path) -> None:
+    engine = finished(tmp_path)
+    engine.make_request([8, 9], request_id="b", ignore_eos=True)
+    engine.run_step()
+    reply(engine, Answer(None, {"b": (np.array([8, 9]), [ROWS[:2], ROWS[:2]])}), None, Answer(None, {"a": A}))
+    assert [states.request_id for states in engine.get_captured_states()] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("answers", "words"),
+    [
+        ([None, None], "none of 2 workers answered with captured states"),
+        ([], "none of 0 workers"),
+        ([Answer(None, {}), Answer(None, {})], "request 'a' finished, and no row of it was ever captured"),
+        ([Answer(None, {"a": A}), Answer(None, {"a": A})], r"more than one worker captured \['a'\]"),
+        ([Answer(None, {"a": A}), Answer("torn", {})], "capturing failed: torn"),
+    ],
+)
+def test_exactly_one_worker_must_have_a_request(answers: list[Any], words: str, tmp_path: Path) -> None:
     engine = finished(tmp_path)
     reply(engine, *answers)
-    with pytest.raises(CaptureError, match=r"of \d workers answered with captured states, wanted one"):
+    with pytest.raises(CaptureError, match=words):
         engine.get_captured_states()
+    assert engine.closed
 
 
 def test_taps_that_could_not_be_put_in_everywhere_are_taken_out_again(tmp_path: Path) -> None:

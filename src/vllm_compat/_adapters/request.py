@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -85,13 +86,13 @@ class BySignature(RequestFactory):
             "block_hasher": block_hasher,
             "cache_salt": cache_salt,
         }
-        accepted = inspect.signature(Request.__init__).parameters
+        accepted = _parameters(Request)
         return Request(**{name: value for name, value in arguments.items() if name in accepted})
 
     def require_cache_salt(self) -> None:
         from vllm.v1.request import Request
 
-        if "cache_salt" not in inspect.signature(Request.__init__).parameters:
+        if "cache_salt" not in _parameters(Request):
             raise UnsupportedVllmError(
                 "this vLLM's Request takes no cache_salt, without which cached tokens may have no states. Capture "
                 "without enable_prefix_caching (--share-prefixes)",
@@ -105,6 +106,11 @@ class BySignature(RequestFactory):
         if not config.enable_prefix_caching and scheduler.get_kv_connector() is None:
             return None
         return _build_block_hasher(scheduler, config.prefix_caching_hash_algo)
+
+
+@functools.cache  # it takes longer than all else of a request
+def _parameters(kind: Any) -> frozenset[str]:
+    return frozenset(inspect.signature(kind.__init__).parameters)
 
 
 def _build_block_hasher(scheduler: Any, algorithm: str) -> Any:

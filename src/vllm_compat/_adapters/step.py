@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from vllm_compat._adapters.base import Behaviour
@@ -39,8 +40,15 @@ class Step(Behaviour):
     variation = "step"
 
     @abstractmethod
-    def execute(self, executor: Any, scheduler: Any, scheduler_output: Any) -> Any:
-        """Forward and sample what the scheduler chose; returns vLLM's ``ModelRunnerOutput``."""
+    def execute(self, executor: Any, scheduler: Any, scheduler_output: Any, meanwhile: Callable[[], None]) -> Any:
+        """Forward and sample what the scheduler chose; returns vLLM's ``ModelRunnerOutput``.
+
+        Args:
+            executor: vLLM's.
+            scheduler: vLLM's.
+            scheduler_output: what it chose.
+            meanwhile: called once, while the device is at work wherever the step lets us.
+        """
 
 
 class OnePhase(Step):
@@ -50,8 +58,10 @@ class OnePhase(Step):
     needs: ClassVar = _ALWAYS
     unless: ClassVar = (_SAMPLE_TOKENS,)
 
-    def execute(self, executor: Any, scheduler: Any, scheduler_output: Any) -> Any:
-        return _resolve(executor.execute_model(scheduler_output))
+    def execute(self, executor: Any, scheduler: Any, scheduler_output: Any, meanwhile: Callable[[], None]) -> Any:
+        output = _resolve(executor.execute_model(scheduler_output))
+        meanwhile()
+        return output
 
 
 class TwoPhase(Step):
@@ -67,8 +77,9 @@ class TwoPhase(Step):
         Need("vllm.v1.core.sched.scheduler:Scheduler.get_grammar_bitmask", ("scheduler_output",)),
     )
 
-    def execute(self, executor: Any, scheduler: Any, scheduler_output: Any) -> Any:
+    def execute(self, executor: Any, scheduler: Any, scheduler_output: Any, meanwhile: Callable[[], None]) -> Any:
         output = _resolve(executor.execute_model(scheduler_output))
+        meanwhile()  # the forward pass is queued, and sampling will wait for it
         if output is None:
             output = _resolve(executor.sample_tokens(scheduler.get_grammar_bitmask(scheduler_output)))
         return output

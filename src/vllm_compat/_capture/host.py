@@ -23,12 +23,14 @@ class HostCopy(ABC):
         """Called once in a pass, where the device is about to write the tensors of the last ``start`` again."""
 
     @abstractmethod
-    def start(self, tensors: Sequence[Any]) -> None:
-        """Begin to copy tensors [rows, ...] that the device may still have to write."""
+    def start(self, tensors: Sequence[Any], ranges: Sequence[tuple[int, int]]) -> None:
+        """Begin to copy some rows, from one to before another, of tensors [rows, ...] that the device may still have
+        to write."""
 
     @abstractmethod
     def finish(self) -> Sequence[Any]:
-        """The tensors in the host's memory, good until the next ``start``. Waits for the copy."""
+        """The tensors in the host's memory, good until the next ``start``; in other rows there is anything. Waits for
+        the copy."""
 
 
 class InPlace(HostCopy):
@@ -42,7 +44,7 @@ class InPlace(HostCopy):
     def before_write(self) -> None:
         return
 
-    def start(self, tensors: Sequence[Any]) -> None:
+    def start(self, tensors: Sequence[Any], ranges: Sequence[tuple[int, int]]) -> None:
         self._tensors = tensors
 
     def finish(self) -> Sequence[Any]:
@@ -70,12 +72,13 @@ class SideStream(HostCopy):
         # puts in their place is written by the same stream, thus later.
         self._device.current_stream().wait_event(self._copied)
 
-    def start(self, tensors: Sequence[Any]) -> None:
+    def start(self, tensors: Sequence[Any], ranges: Sequence[tuple[int, int]]) -> None:
         self._written.record(self._device.current_stream())
         self._stream.wait_event(self._written)
         self._tensors = [self._room(n, tensor) for n, tensor in enumerate(tensors)]
         for target, source in zip(self._tensors, tensors, strict=True):
-            self._device.copy(self._stream, target, source)
+            for begin, end in ranges:
+                self._device.copy(self._stream, target[begin:end], source[begin:end])
         self._copied.record(self._stream)
 
     def finish(self) -> Sequence[Any]:

@@ -67,18 +67,20 @@ class Stack:
         else:
             torch.add(parts[0][: self._total], parts[1][: self._total], out=state)
 
-    def send(self, token_ids: Any) -> None:
-        """Begin to copy the pass to the host, once every layer has written.
+    def send(self, token_ids: Any, ranges: Sequence[tuple[int, int]]) -> None:
+        """Begin to copy rows of the pass to the host, once every layer has written.
 
         Args:
             token_ids: those of the pass, then padding. The runner may write over them afterwards.
+            ranges: which rows, each from one to before another.
         """
         ids = self._room((token_ids.dtype,))
         ids.copy_(token_ids[: self._total])
-        self._copy.start([ids, *map(self._room, dict.fromkeys(self.kinds))])
+        self._copy.start([ids, *map(self._room, dict.fromkeys(self.kinds))], ranges)
 
     def fetch(self) -> Sequence[Any]:
-        """The pass last sent, as tensors [tokens, ...]: its token ids, then a stack for each of ``kinds``.
+        """The pass last sent, as tensors [tokens, ...]: its token ids, then a stack for each of ``kinds``. Of rows that
+        were not asked for there may be anything.
 
         Waits for the copy. They are good until the next ``write``.
         """

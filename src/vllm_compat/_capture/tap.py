@@ -11,8 +11,11 @@ from vllm_compat._adapters.registry import behaviours, named
 from vllm_compat._adapters.rows import RowOwners, first_position
 from vllm_compat._adapters.states import summands
 from vllm_compat._adapters.step import PENDING, is_pending
+from vllm_compat._capture.division import Division
 from vllm_compat._capture.kept import KeptRows
 from vllm_compat._capture.layers import find_decoder_layers
+from vllm_compat._capture.lending import LendingMemory, Lent
+from vllm_compat._capture.memory import Memory, Room
 from vllm_compat._capture.shared import SharedRows
 from vllm_compat._capture.stack import Kind, Stack
 from vllm_compat.errors import UnsupportedModelError
@@ -20,9 +23,10 @@ from vllm_compat.types import NORM, LayerId
 
 __all__ = ["Captured", "Tap"]
 
-Captured: TypeAlias = tuple[Any, Any]
+Captured: TypeAlias = tuple[Any, Any] | Lent
 """The token ids [rows] of a request, and its states: one tensor [rows, layers, hidden_size], or a list of tensors
-[rows, hidden_size] where layers differ in dtype or width. A view of a stack would cross to another process whole."""
+[rows, hidden_size] where layers differ in dtype or width. A view of a stack would cross to another process whole. Or
+where the first two are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,7 @@ class _Share:
     request_id: str
     kept: KeptRows
     start: int
+    row: int
     count: int
 
 
@@ -53,7 +58,26 @@ class Tap:
     The rows are given to their owners while the device is at work on the next pass, or when they are waited for.
     """
 
-    def __init__(self, worker: Any, layer_ids: Sequence[LayerId], states: str, *, shares: bool = False) -> None:
+    def __init__(
+        self,
+        worker: Any,
+        layer_ids: Sequence[LayerId],
+        states: str,
+        *,
+        shares: bool = False,
+        division: Division | None = None,
+        memory: Memory | None = None,
+    ) -> None:
+        """Put them in.
+
+        Args:
+            worker: vLLM's.
+            layer_ids: what to capture.
+            states: how; see ``StateSource``.
+            shares: whether requests that begin with the same tokens share their rows.
+            division: which requests; all of them when left out.
+            memory: for their rows.
+        """
         runner = worker.model_runner
         model = runner.get_model()
         self._runner = runner
@@ -68,6 +92,8 @@ class Tap:
         self._shares: list[_Share] = []
         self._rows: dict[str, KeptRows] = {}
         self._shared = SharedRows() if shares else None
+        self._division = division or Division()
+        self._memory = memory or Memory()
         self._owed: list[_Owed] = []
         self._fault: str | None = None
         self._removers: list[Callable[[], None]] = []
@@ -90,13 +116,20 @@ class Tap:
         self._shares, self._owed = [], []
         if self._shared is not None:
             self._shared.clear()
+        self._memory.close()
 
     def collect(
-        self, finished: Sequence[str], dropped: Sequence[str], wait: bool, retired: Sequence[str] = ()
+        self,
+        finished: Sequence[str],
+        dropped: Sequence[str],
+        wait: bool,
+        retired: Sequence[str] = (),
+        lend: bool = False,
     ) -> tuple[str | None, dict[str, Captured | None]]:
         """Hand out and forget the states of finished requests; forget those of dropped ones.
 
-        Where rows are shared they stay for others until the request is retired.
+        Where rows are shared they stay for others until the request is retired. With ``lend`` rows that are in memory
+        that can be lent are.
 
         Returns:
             The fault that ended capturing, if any, and the states of each finished request that has rows, on the CPU.
@@ -104,6 +137,8 @@ class Tap:
         """
         for request_id in dropped:
             self._rows.pop(request_id, None)
+        for request_id in (*finished, *dropped):
+            self._division.forget(request_id)
         if self._shared is not None and retired:
             self._shared.forget(retired)
         late = {share.request_id for share in self._shares}.intersection(finished)
@@ -113,7 +148,9 @@ class Tap:
         if self._fault:
             return self._fault, {}
         return None, {
-            r: None if r in late else self._captured(self._rows.pop(r).joined()) for r in finished if r in self._rows
+            r: None if r in late else self._captured(self._rows.pop(r).joined(), lend)
+            for r in finished
+            if r in self._rows
         }
 
     def _execute_model(self, execute_model: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
@@ -169,17 +206,20 @@ class Tap:
         self._kinds = kinds
         starts = first_position(scheduler_output)
         begun = self._begin(scheduler_output, starts)
-        shares = []
+        shares, row = [], 0
         for request_id in owners:
             start, count = starts[request_id], counts[request_id]
-            kept = self._rows[request_id]
-            if not kept.expect(start, count):
-                return _gap(request_id, len(kept), start)
-            shares.append(_Share(request_id, kept, start, count))
+            if not self._division.is_others(request_id):
+                kept = self._rows[request_id]
+                if not kept.expect(start, count):
+                    return _gap(request_id, len(kept), start)
+                shares.append(_Share(request_id, kept, start, row, count))
+            row += count
         owed = [_Owed(i, token_ids, self._rows[i], starts[i]) for i, token_ids in begun.items()]
         self._give_out()
         token_ids = self._token_ids if self._token_ids is not None else self._owners.token_ids(self._runner)
-        self._stack.send(token_ids)
+        if shares:
+            self._stack.send(token_ids, _ranges(shares))
         self._shares, self._owed = shares, owed
         if not self._stack.late:
             self._give_out()
@@ -201,7 +241,11 @@ class Tap:
                     begun[request_id] = self._shared.prompt_of(kept)
                     kept.skip(start)
                 continue
-            kept = self._rows[request_id] = KeptRows(len(token_ids or ()))
+            if self._division.is_others(request_id):
+                continue
+            if request_id not in self._rows and not self._division.is_ours(request_id, len(token_ids or ())):
+                continue
+            kept = self._rows[request_id] = KeptRows(len(token_ids or ()), self._memory)
             if self._shared is not None and token_ids:
                 self._shared.add(request_id, token_ids, kept)
                 if start:
@@ -215,13 +259,10 @@ class Tap:
             return
         shares, self._shares = self._shares, []
         tensors = self._stack.fetch()
-        row = 0
         for share in shares:
-            end = row + share.count
             # Rows of a request that was dropped since, or began anew, are nobody's, unless others may need them.
             if self._shared is not None or self._rows.get(share.request_id) is share.kept:
-                share.kept.write(share.start, [tensor[row:end] for tensor in tensors])
-            row = end
+                share.kept.write(share.start, [tensor[share.row : share.row + share.count] for tensor in tensors])
         owed, self._owed = self._owed, []
         unfilled = {part.kept for part in owed}
         for part in owed:  # which may be rows of this very pass
@@ -232,12 +273,23 @@ class Tap:
                 return
             part.kept.write(0, source.first(part.count))
 
-    def _captured(self, tensors: Sequence[Any]) -> Captured:
-        token_ids, *stacks = tensors
+    def _captured(self, room: Room, lend: bool) -> Captured:
+        token_ids, *stacks = room.tensors
+        if lend and len(stacks) == 1 and isinstance(self._memory, LendingMemory) and (lent := self._memory.lend(room)):
+            return lent
         if len(stacks) == 1:
             return token_ids, stacks[0]
         of_kind = dict(zip(dict.fromkeys(self._kinds), stacks, strict=True))
         return token_ids, [of_kind[kind][:, place].clone() for place, kind in enumerate(self._kinds)]
+
+
+def _ranges(shares: Sequence[_Share]) -> list[tuple[int, int]]:
+    """Their rows, those that follow each other as one range."""
+    found: list[tuple[int, int]] = []
+    for share in shares:
+        begin = found.pop()[0] if found and found[-1][1] == share.row else share.row
+        found.append((begin, share.row + share.count))
+    return found
 
 
 def _gap(request_id: str, found: int, start: int) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 from vllm_compat._adapters.registry import Adapter, named
 from vllm_compat._capture.extension import EXTENSION
+from vllm_compat._engine.cores import Cores
 from vllm_compat._engine.vllm_engine import VllmEngine
 from vllm_compat._layers import check_layer_ids
 from vllm_compat.detection import detect
@@ -60,7 +61,8 @@ def build(
     from vllm.v1.engine.core import EngineCore
     from vllm.v1.executor.abstract import Executor
 
-    core = EngineCore(config, Executor.get_class(config), log_stats=False)
+    cores = Cores()
+    core = cores.opened(lambda: EngineCore(config, Executor.get_class(config), log_stats=False))
     try:
         caches = config.cache_config.enable_prefix_caching
         return _engine(
@@ -71,6 +73,7 @@ def build(
             layer_ids,
             owned=True,
             shared_states_bytes=shared_states_bytes if caches else 0,
+            cores=cores,
         )
     except BaseException:
         _shut_down([core])
@@ -103,6 +106,7 @@ def _engine(
     *,
     owned: bool,
     shared_states_bytes: int = 0,
+    cores: Cores | None = None,
 ) -> VllmEngine:
     return VllmEngine(
         adapter=adapter,
@@ -112,6 +116,7 @@ def _engine(
         layer_ids=layer_ids,
         shut_down=functools.partial(_shut_down, [core]) if owned else None,
         shared_states_bytes=shared_states_bytes,
+        cores=cores,
     )
 
 

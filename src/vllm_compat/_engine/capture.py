@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vllm_compat._adapters.registry import Adapter
-from vllm_compat._capture.extension import EXTENSION, VllmCompatExtension
+from vllm_compat._capture.extension import EXTENSION, Answer, Order, VllmCompatExtension
+from vllm_compat._capture.lending import Borrower, Lent
 from vllm_compat._stacked import columns
-from vllm_compat.errors import CaptureError, TokenMismatchError, UnsupportedModelError, VllmCompatError
+from vllm_compat.errors import CaptureError, StepError, TokenMismatchError, UnsupportedModelError, VllmCompatError
 from vllm_compat.types import LayerId
 
 __all__ = ["Capture"]
@@ -30,9 +31,11 @@ class Capture:
         self._executor = executor
         self._by_name = vllm_config.parallel_config.worker_extension_cls == EXTENSION
         self._layer_ids = layer_ids
+        self._borrower = Borrower()
         try:
             how = adapter.chosen["states"][0]
-            self._call(VllmCompatExtension.vllm_compat_install, layer_ids, how, os.getpid(), shares)
+            probes = self._call(VllmCompatExtension.vllm_compat_install, layer_ids, how, os.getpid(), shares)
+            self._near = [probe.worker for probe in probes if self._borrower.reaches(probe)]
         except BaseException as error:
             self.remove()  # some workers may have succeeded
             if isinstance(error, VllmCompatError) or not isinstance(error, Exception):
@@ -54,15 +57,23 @@ class Capture:
         Returns:
             Request id -> one tensor [tokens, hidden_size] per layer id; without ``wait``, of those that have arrived.
         """
-        # A worker in a process of its own sends the rows in its reply: pickled, and copied once more.
-        order = (list(wanted), list(dropped), wait, list(retired))
-        replies = self._call(VllmCompatExtension.vllm_compat_collect, *order)
-        answers = [r for r in replies if r is not None]
-        if len(answers) != 1:
-            raise CaptureError(f"{len(answers)} of {len(replies)} workers answered with captured states, wanted one")
-        fault, rows = answers[0]
-        if fault:
-            raise CaptureError(f"capturing failed: {fault}")
+        # A worker in a process of its own that cannot lend its memory sends the rows in its reply: pickled, and copied.
+        order = Order(list(wanted), list(dropped), wait, list(retired), self._near, self._borrower.returned())
+        try:
+            replies: list[Answer | None] = self._call(VllmCompatExtension.vllm_compat_collect, order)
+        except Exception as error:
+            raise _lost(error) from error
+        answers = [answer for answer in replies if answer is not None]
+        if not answers:
+            raise CaptureError(f"none of {len(replies)} workers answered with captured states")
+        rows: dict[str, Any] = {}
+        for answer in answers:
+            if answer.fault:
+                raise CaptureError(f"capturing failed: {answer.fault}")
+            if twice := rows.keys() & answer.rows.keys():
+                raise CaptureError(f"more than one worker captured {sorted(twice)}")
+            self._borrower.forget(answer.worker, answer.gone)
+            rows.update(answer.rows)
         late = {request_id for request_id, found in rows.items() if found is None}
         return {i: self._checked(i, ids, rows.get(i)) for i, ids in wanted.items() if i not in late}
 
@@ -73,6 +84,11 @@ class Capture:
     def _checked(self, request_id: str, wanted: Sequence[int], found: Any) -> Sequence[Any]:
         if found is None:
             raise CaptureError(f"request {request_id!r} finished, and no row of it was ever captured")
+        if isinstance(found, Lent):
+            try:
+                found = self._borrower.tensors(found)
+            except OSError as error:
+                raise _lost(error) from error
         received, states = found
         if not isinstance(states, list):
             states = columns(states)
@@ -93,3 +109,10 @@ class Capture:
         """Call a method of the extension in every worker: by name, or as a function where it is not mixed in."""
         replies: list[Any] = self._executor.collective_rpc(method.__name__ if self._by_name else method, args=args)
         return replies
+
+
+def _lost(error: Exception) -> StepError:
+    return StepError(
+        f"the workers' states could not be had: {type(error).__name__}: {error}. A worker may have died; the engine is "
+        "closed, and its requests can be made again in a new one."
+    )

@@ -14,6 +14,7 @@ from vllm_compat._adapters.registry import Adapter, named
 from vllm_compat._adapters.request import RequestFactory
 from vllm_compat._adapters.step import PENDING, Step
 from vllm_compat._engine.capture import Capture
+from vllm_compat._engine.cores import Cores
 from vllm_compat._engine.epochs import Epochs
 from vllm_compat._requests import check_request
 from vllm_compat.engine import Engine
@@ -57,6 +58,7 @@ class VllmEngine(Engine):
         layer_ids: tuple[LayerId, ...],
         shut_down: Callable[[], None] | None,
         shared_states_bytes: int = 0,
+        cores: Cores | None = None,
     ) -> None:
         model_config = scheduler.vllm_config.model_config
         self.layer_ids = layer_ids
@@ -67,6 +69,7 @@ class VllmEngine(Engine):
         self._scheduler: Any = scheduler
         self._executor: Any = executor
         self._shut_down = shut_down
+        self._cores = cores or Cores()
         self._factory: RequestFactory = named("request", adapter.chosen["request"][0])
         self._step: Step = named("step", adapter.chosen["step"][0])
         self._reader: UpdateReader = named("outputs", adapter.chosen["outputs"][0])
@@ -123,16 +126,30 @@ class VllmEngine(Engine):
         self._tracked[request_id] = _Tracked(ids)
         return request
 
-    def run_step(self) -> StepResult:
+    def run_step(self, meanwhile: Callable[[], None] | None = None) -> StepResult:
         self._require_open()
         if not self._scheduler.has_requests():
             return StepResult()
+        troubles: list[BaseException] = []
+
+        def aside() -> None:
+            try:
+                if meanwhile:
+                    meanwhile()
+            except BaseException as error:
+                if self._closed:  # by this very error
+                    raise
+                troubles.append(error)
+
         try:
-            result = self._advance()
-            # Finished requests reach the workers with the next step; there is none to wait for when all are done.
-            if not self._scheduler.has_unfinished_requests() and self._scheduler.has_requests():
-                self._advance()
+            with self._cores.bound():
+                result = self._advance(aside)
+                # Finished requests reach the workers with the next step; there is none to wait for when all are done.
+                if not self._scheduler.has_unfinished_requests() and self._scheduler.has_requests():
+                    self._advance()
         except BaseException as error:
+            if error is self._failure:
+                raise
             self._fail(error)
             if PENDING in str(error):
                 raise PendingStepError from error
@@ -142,6 +159,8 @@ class VllmEngine(Engine):
                 f"a step failed inside vLLM: {type(error).__name__}: {error}. The engine is closed; its "
                 f"{len(self._tracked)} request(s) are lost and can be made again in a new one."
             ) from error
+        if troubles:
+            raise troubles[0]
         return result
 
     def get_captured_states(self, *, wait: bool = True) -> list[CapturedStates]:
@@ -213,10 +232,10 @@ class VllmEngine(Engine):
         if self._epochs:
             self._epochs.end(request_id)
 
-    def _advance(self) -> StepResult:
+    def _advance(self, meanwhile: Callable[[], None] = lambda: None) -> StepResult:
         scheduler_output = self._scheduler.schedule()
         self._require_progress(scheduler_output)
-        output = self._step.execute(self._executor, self._scheduler, scheduler_output)
+        output = self._step.execute(self._executor, self._scheduler, scheduler_output, meanwhile)
         sampled: dict[str, tuple[int, ...]] = {}
         finished: dict[str, str] = {}
         for part in self._reader.read(self._scheduler.update_from_output(scheduler_output, output)):

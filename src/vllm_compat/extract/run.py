@@ -32,6 +32,9 @@ from vllm_compat.types import CapturedStates
 
 __all__ = ["captured", "extract", "maker_of", "options_of"]
 
+_TOKENS_AT_ONCE = 1 << 15
+"""What is queued beside a step, or twice the tokens of the largest step so far: the next one must be full."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -103,28 +106,45 @@ def captured(
         options_of: what ``make_request`` is told of a sample beside its tokens.
         forwarded: told of the tokens of each step.
 
-    Requests that are still under way when the caller stops are aborted.
+    While the device is at work on a step, samples are read and queued, and the states of the last step's taken: between
+    two steps there is next to nothing to do. Requests that are still under way when the caller stops are aborted.
 
     Raises:
         CaptureError: states of a request that is not waited for, or none for one that has ended.
     """
     waiting: dict[str, Sample] = {}
     ended: dict[str, str] = {}
+    ready: list[CapturedStates] = []
+    room = _TOKENS_AT_ONCE
+
+    def admit() -> None:
+        left = room
+        while left > 0 and len(waiting) - len(ended) < ahead and (sample := next(samples, None)):
+            request_id = f"sample-{sample.index}"
+            engine.make_request(sample.token_ids, request_id=request_id, **options_of(sample))
+            waiting[request_id] = sample
+            left -= len(sample.token_ids)
+
+    def meanwhile() -> None:
+        ready.extend(engine.get_captured_states(wait=False))
+        admit()
+
     try:
-        while True:
-            while len(waiting) - len(ended) < ahead and (sample := next(samples, None)):
-                request_id = f"sample-{sample.index}"
-                engine.make_request(sample.token_ids, request_id=request_id, **options_of(sample))
-                waiting[request_id] = sample
-            if not waiting:
-                return
+        admit()
+        while waiting:
             due = set(ended)  # states may come one step after their request's end, so that the device need not wait
-            step = engine.run_step()
-            forwarded(sum(step.num_scheduled_tokens.values()))
+            step = engine.run_step(meanwhile)
+            tokens = sum(step.num_scheduled_tokens.values())
+            forwarded(tokens)
+            room = max(room, 2 * tokens)
             ended.update((i, reason) for i, reason in step.finished.items() if i in waiting)
             if last := not engine.has_unfinished:
                 due.update(waiting)
-            for states in engine.get_captured_states(wait=last):
+                ready.extend(engine.get_captured_states())
+            elif not tokens:
+                due.clear()  # where nothing is forwarded, nothing is handed out
+            while ready:
+                states = ready.pop(0)
                 owner = waiting.pop(states.request_id, None)
                 if owner is None:
                     raise CaptureError(f"states came for {states.request_id!r}, which this run does not wait for")
@@ -135,6 +155,8 @@ def captured(
                     f"{len(lost)} request(s) ended without states, first {lost[0]} of line {waiting[lost[0]].line} "
                     f"(reason: {ended.get(lost[0], 'not given')})"
                 )
+            if last:
+                admit()
     finally:
         if waiting and not engine.closed:
             engine.abort(*waiting)

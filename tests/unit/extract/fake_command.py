@@ -23,9 +23,9 @@ class SlowEngine(FakeEngine):
 
     step_s = 0.0
 
-    def run_step(self) -> StepResult:
+    def run_step(self, meanwhile: Any = None) -> StepResult:
         time.sleep(self.step_s)
-        return super().run_step()
+        return super().run_step(meanwhile)
 
 
 def run(arguments: list[str]) -> int:

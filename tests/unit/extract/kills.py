@@ -13,6 +13,7 @@ import random
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -32,9 +33,9 @@ LONGEST_S = 0.12  # about what a run takes; a kill comes at any moment of it
 class SlowEngine(FakeEngine):
     """Leaves some time between the samples."""
 
-    def run_step(self) -> StepResult:
+    def run_step(self, meanwhile: Callable[[], None] | None = None) -> StepResult:
         time.sleep(0.001)
-        return super().run_step()
+        return super().run_step(meanwhile)
 
 
 def read(journal: Path) -> list[Entry]:

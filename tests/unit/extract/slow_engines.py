@@ -22,9 +22,9 @@ PIDS = "VLLM_COMPAT_TEST_PIDS"
 class SlowEngine(FakeEngine):
     """Takes its time for a step."""
 
-    def run_step(self) -> StepResult:
+    def run_step(self, meanwhile: Any = None) -> StepResult:
         time.sleep(0.02)
-        return super().run_step()
+        return super().run_step(meanwhile)
 
 
 def open_slow(model: str, **options: Any) -> FakeEngine:

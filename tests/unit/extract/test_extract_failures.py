@@ -67,10 +67,10 @@ def test_an_engine_that_fails(
 class Interrupted(FakeEngine):
     """Ctrl-C in its third step."""
 
-    def run_step(self) -> StepResult:
+    def run_step(self, meanwhile: Any = None) -> StepResult:
         if self._steps == 3:
             raise KeyboardInterrupt
-        return super().run_step()
+        return super().run_step(meanwhile)
 
 
 def test_an_interrupt(
@@ -135,9 +135,9 @@ def test_an_input_that_changes_while_it_is_extracted(
     path = write_rows(some_rows(12))
 
     class Late(FakeEngine):
-        def run_step(self) -> StepResult:
+        def run_step(self, meanwhile: Any = None) -> StepResult:
             os.utime(path)
-            return super().run_step()
+            return super().run_step(meanwhile)
 
     with pytest.raises(InputError, match="changed after it was checked"):
         extract(config(), make_engine(Late))
@@ -157,11 +157,11 @@ def test_a_request_that_the_engine_refuses(
 class OutOfMemory(FakeEngine):
     """Its second step wants more than there is, as vLLM says it of a worker."""
 
-    def run_step(self) -> StepResult:
+    def run_step(self, meanwhile: Any = None) -> StepResult:
         if self._steps == 1:
             self.close()
             raise StepError("a step failed inside vLLM") from RuntimeError("Worker failed: CUDA out of memory. Tried")
-        return super().run_step()
+        return super().run_step(meanwhile)
 
 
 def test_a_device_without_memory_gets_advice(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,9 +64,9 @@ class Watched(FakeEngine):
 
     seen: list[tuple[int, int]]
 
-    def run_step(self) -> StepResult:
+    def run_step(self, meanwhile: Any = None) -> StepResult:
         self.seen.append((len(self._queue), self._given))
-        return super().run_step()
+        return super().run_step(meanwhile)
 
     _given = 0
 
@@ -82,9 +83,26 @@ def test_the_queue_is_kept_filled_and_never_overfilled(
     assert isinstance(engine, Watched)
     engine.seen = []
     extract(config(batch_size=3), engine)
-    assert all(waiting == 6 for waiting, given in engine.seen if given < 40), "no barrier between batches"
+    # Samples are queued beside a step, before it is known which of those in it end.
+    assert all(waiting >= 3 for waiting, given in engine.seen if given < 40), "no barrier between batches"
     assert max(waiting for waiting, _ in engine.seen) == 6
     assert engine.seen[-1][1] == 40
+
+
+def test_samples_are_queued_as_steps_need_them_and_not_all_at_once(
+    config: MakeConfig, make_engine: MakeEngine, write_rows: WriteRows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many may be under way, the first step need not wait until all are read."""
+    monkeypatch.setattr("vllm_compat.extract.run._TOKENS_AT_ONCE", 8)
+    write_rows([{"input_ids": [n] * 4} for n in range(40)])
+    engine = make_engine(Watched, max_num_seqs=64, max_num_batched_tokens=20)
+    assert isinstance(engine, Watched)
+    engine.seen = []
+    extract(config(batch_size=64), engine)
+    queued = [given for _, given in engine.seen]
+    assert queued[:5] == [2, 4, 8, 12, 20], "8 tokens, then twice what the largest step so far took"
+    assert all(later - earlier <= 10 for earlier, later in pairwise(queued))
+    assert all(waiting >= 5 for waiting, given in engine.seen[4:] if given < 40)
 
 
 def test_progress_is_told_of_every_file_and_closed(

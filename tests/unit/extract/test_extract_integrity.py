@@ -118,9 +118,9 @@ def test_missing_states_are_noticed_at_once(
 class Forgetful(FakeEngine):
     """Drops a request without a word."""
 
-    def run_step(self) -> StepResult:
+    def run_step(self, meanwhile: Any = None) -> StepResult:
         self.abort("sample-1")
-        return super().run_step()
+        return super().run_step(meanwhile)
 
 
 @pytest.mark.timeout(60)  # the failure is a loop without end
@@ -139,9 +139,9 @@ def test_another_run_in_the_same_folder(
     folder = Path(config().output_dir)
 
     class Other(FakeEngine):
-        def run_step(self) -> StepResult:
+        def run_step(self, meanwhile: Any = None) -> StepResult:
             (folder / "hs_4.safetensors").write_bytes(b"other")
-            return super().run_step()
+            return super().run_step(meanwhile)
 
     with pytest.raises(
         CaptureError, match=r"files that are named like samples and are none of this run: hs_4\.safetensors"
@@ -160,9 +160,9 @@ def test_a_file_that_goes_while_others_are_written(
     folder = Path(config().output_dir)
 
     class Thief(FakeEngine):
-        def run_step(self) -> StepResult:
+        def run_step(self, meanwhile: Any = None) -> StepResult:
             (folder / "hs_0.safetensors").unlink(missing_ok=True)
-            return super().run_step()
+            return super().run_step(meanwhile)
 
     with pytest.raises(CaptureError, match="samples were written and are gone: 0"):
         extract(config(batch_size=1, writers=1, max_pending_bytes=1), make_engine(Thief, max_num_seqs=1))

@@ -158,7 +158,7 @@ def test_an_interrupt(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Interrupted(FakeEngine):
-        def run_step(self) -> StepResult:
+        def run_step(self, meanwhile: Any = None) -> StepResult:
             raise KeyboardInterrupt
 
     write_rows([{"input_ids": [1]}])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -69,9 +69,9 @@ def test_a_stop_is_heeded_within_a_window(config: MakeConfig, make_engine: MakeE
     stop = Stop()
 
     class Stopping(FakeEngine):
-        def run_step(self) -> StepResult:
+        def run_step(self, meanwhile: Callable[[], None] | None = None) -> StepResult:
             stop.request("a test")
-            return super().run_step()
+            return super().run_step(meanwhile)
 
     with pytest.raises(StoppedError):
         extract(config(share_prefixes=True), make_engine(Stopping), stop=stop)

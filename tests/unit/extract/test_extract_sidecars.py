@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class Broken(FakeEngine):
     """Fails in its first step."""
 
-    def run_step(self) -> StepResult:
+    def run_step(self, meanwhile: Any = None) -> StepResult:
         raise RuntimeError
 
 

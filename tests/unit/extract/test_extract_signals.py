@@ -118,10 +118,10 @@ class Stopping(FakeEngine):
 
     stop: Stop
 
-    def run_step(self) -> StepResult:
+    def run_step(self, meanwhile: Callable[[], None] | None = None) -> StepResult:
         if self._steps == 2:
             self.stop.request("the caller")
-        return super().run_step()
+        return super().run_step(meanwhile)
 
 
 def test_a_caller_of_the_library_stops_a_run_too(
@@ -147,12 +147,12 @@ class Killed(FakeEngine):
 
     stop: Stop
 
-    def run_step(self) -> StepResult:
+    def run_step(self, meanwhile: Callable[[], None] | None = None) -> StepResult:
         if self._steps == 2:
             self.stop.request("SIGINT")
             self.close()
             raise StepError("a step failed inside vLLM: a worker died")
-        return super().run_step()
+        return super().run_step(meanwhile)
 
 
 def test_a_signal_that_goes_to_the_workers_too(
