@@ -148,9 +148,9 @@ def layers(states: Any) -> Any:
 
 def collected(found: Tap, *finished: str, wait: bool = True) -> dict[str, Any]:
     """Request id -> token ids, then the first column of each layer; None where they are not ready."""
-    rows: dict[str, Any]
-    fault, rows = found.collect(finished, [], wait)
+    fault, captured = found.collect(finished, [], wait)
     assert fault is None
+    rows: dict[str, Any] = dict(captured)
     return {
         i: None if kept is None else [kept[0].tolist(), *(s[:, 0].int().tolist() for s in layers(kept[1]))]
         for i, kept in rows.items()

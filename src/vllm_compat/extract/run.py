@@ -25,6 +25,7 @@ from vllm_compat.extract.progress import ProgressFactory
 from vllm_compat.extract.record import Effort, Summary, versions
 from vllm_compat.extract.rehearsal import rehearse
 from vllm_compat.extract.report import ended, log_end, log_plan, log_summary
+from vllm_compat.extract.spent import Spent
 from vllm_compat.extract.stop import Stop
 from vllm_compat.extract.writer import SampleWriter
 from vllm_compat.extract.writers import Writers
@@ -96,6 +97,7 @@ def captured(
     ahead: int,
     options_of: Callable[[Sample], dict[str, Any]] = lambda _: {},
     forwarded: Callable[[int], None] = lambda _: None,
+    spent: Spent | None = None,
 ) -> Generator[tuple[Sample, CapturedStates], None, None]:
     """Run samples through the engine, at most ``ahead`` at a time; yields each with its states as it finishes.
 
@@ -105,6 +107,7 @@ def captured(
         ahead: the most that are under way, those included that wait for the caller.
         options_of: what ``make_request`` is told of a sample beside its tokens.
         forwarded: told of the tokens of each step.
+        spent: the time of steps, and of waiting for states, is added to it.
 
     While the device is at work on a step, samples are read and queued, and the states of the last step's taken: between
     two steps there is next to nothing to do. Requests that are still under way when the caller stops are aborted.
@@ -116,6 +119,7 @@ def captured(
     ended: dict[str, str] = {}
     ready: list[CapturedStates] = []
     room = _TOKENS_AT_ONCE
+    spent = spent or Spent()
 
     def admit() -> None:
         left = room
@@ -133,14 +137,16 @@ def captured(
         admit()
         while waiting:
             due = set(ended)  # states may come one step after their request's end, so that the device need not wait
-            step = engine.run_step(meanwhile)
+            with spent.on("steps"):
+                step = engine.run_step(meanwhile)
             tokens = sum(step.num_scheduled_tokens.values())
             forwarded(tokens)
             room = max(room, 2 * tokens)
             ended.update((i, reason) for i, reason in step.finished.items() if i in waiting)
             if last := not engine.has_unfinished:
                 due.update(waiting)
-                ready.extend(engine.get_captured_states())
+                with spent.on("states"):
+                    ready.extend(engine.get_captured_states())
             elif not tokens:
                 due.clear()  # where nothing is forwarded, nothing is handed out
             while ready:
@@ -200,14 +206,15 @@ def _extract(
         samples = stack.enter_context(contextlib.closing(run.owed_samples()))
         stack.enter_context(stop.heeding())
         due = stop.until(neighbours(samples) if config.share_prefixes else samples)
-        forwarded = Forwarded()
-        running = captured(engine, due, 2 * config.batch_size, options_of(plan, config, engine), forwarded.add)
+        forwarded, spent = Forwarded(), Spent()
+        running = captured(engine, due, 2 * config.batch_size, options_of(plan, config, engine), forwarded.add, spent)
         stream = stack.enter_context(contextlib.closing(running))
         try:
             for sample, states in stream:
                 writers.submit(sample, states)
                 tokens += tell()
-            writers.close()
+            with spent.on("last_files"):
+                writers.close()
             tokens += tell()
         except BaseException as error:
             if isinstance(error, CaptureError):
@@ -222,4 +229,6 @@ def _extract(
         raise StoppedError(ended(plan, run.done, stop.reason), reason=stop.reason)
     if config.share_prefixes:
         forwarded.log(tokens)
-    return Effort(tokens, time.monotonic() - start, writers.stalled)
+    seconds, spent.writers = time.monotonic() - start, writers.stalled
+    logger.info("of %.1f s: %s", seconds, spent.told(seconds))
+    return Effort(tokens, seconds, writers.stalled)

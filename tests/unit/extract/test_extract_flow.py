@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import re
+import time
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from vllm_compat.errors import UsageError
-from vllm_compat.extract import extract
+from vllm_compat.extract import extract, files
 from vllm_compat.testing import FakeEngine
-from vllm_compat.types import StepResult
+from vllm_compat.types import CapturedStates, StepResult
 
 if TYPE_CHECKING:
     from tests.unit.extract.conftest import (
@@ -124,3 +127,40 @@ def test_progress_is_told_of_every_file_and_closed(
     summary = extract(config(), make_engine(), Count)
     [count] = made
     assert (count.total, count.tokens, count.sizes, count.closed) == (4, summary.tokens, summary.bytes, 1)
+
+
+class Slow(FakeEngine):
+    """Takes its time, over steps and over the last states."""
+
+    def run_step(self, meanwhile: Callable[[], None] | None = None) -> StepResult:
+        time.sleep(0.02)
+        return super().run_step(meanwhile)
+
+    def get_captured_states(self, *, wait: bool = True) -> list[CapturedStates]:
+        time.sleep(0.15 if wait else 0)
+        return super().get_captured_states(wait=wait)
+
+
+def test_it_is_said_where_the_time_went(
+    config: MakeConfig,
+    make_engine: MakeEngine,
+    write_rows: WriteRows,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    write = files.write_whole
+
+    def slow(*args: Any, **options: Any) -> int:
+        time.sleep(0.25)
+        return write(*args, **options)
+
+    monkeypatch.setattr("vllm_compat.extract.store.write_whole", slow)
+    write_rows([{"input_ids": [n] * 10} for n in range(8)])
+    caplog.set_level(logging.INFO, "vllm_compat")
+    # Eight samples in two steps; one waits while another is written, and the third must wait for room.
+    extract(config(batch_size=4, writers=1, max_pending_bytes=1), make_engine(Slow, max_num_batched_tokens=40))
+    (said,) = [re.findall(r"[\d.]+", line) for line in caplog.messages if " s in steps, " in line]
+    whole, steps, states, writers, last, between = map(float, said)
+    assert abs(whole - (steps + states + writers + last + between)) < 0.3
+    assert (round(states, 1), last >= 0.2, writers >= 1.0) == (0.2, True, True), said
+    assert 0.0 <= steps < 0.2
