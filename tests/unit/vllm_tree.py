@@ -54,6 +54,13 @@ _SOURCES = {
 
             def create_engine_config(self, usage_context=None): ...
         """,
+    "distributed/parallel_state": """
+        def get_tensor_model_parallel_rank():
+            return 0
+
+        def get_tensor_model_parallel_world_size():
+            return 1
+        """,
     "model_executor/layers/vocab_parallel_embedding": "class VocabParallelEmbedding: ...",
     "model_executor/models/interfaces": "class SupportsEagle3: ...",
     "v1/core/sched/interface": """

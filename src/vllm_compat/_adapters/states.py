@@ -39,6 +39,8 @@ class LayerHooks(StateSource):
     needs: ClassVar = (
         Need("vllm.v1.worker.worker_base:WorkerBase"),
         Need("vllm.model_executor.layers.vocab_parallel_embedding:VocabParallelEmbedding"),
+        Need("vllm.distributed.parallel_state:get_tensor_model_parallel_rank", supplied=frozenset()),
+        Need("vllm.distributed.parallel_state:get_tensor_model_parallel_world_size", supplied=frozenset()),
     )
 
     def install(self, layer: Any, receive: Callable[[Sequence[Any]], None]) -> Callable[[], None]:

@@ -140,11 +140,11 @@ class Borrower:
         Raises:
             OSError: the worker is gone.
         """
-        import torch
-
         key = (lent.worker, lent.number)
         if key not in self._mappings:
             self._mappings[key] = _open(lent)
+        import torch
+
         view = memoryview(self._mappings[key])
         weakref.finalize(view, self._returned.append, key).atexit = False
         with torch.inference_mode(False):
