@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from vllm_compat._adapters.base import Behaviour
 from vllm_compat._detect.need import Need
@@ -13,8 +12,7 @@ from vllm_compat._detect.need import Need
 __all__ = ["BEHAVIOURS", "ByValue", "RequestOutput", "UpdateReader"]
 
 
-@dataclass(frozen=True, slots=True)
-class RequestOutput:
+class RequestOutput(NamedTuple):  # made for every request in every step, and twice as fast as a frozen dataclass
     """One request's part of a step, in plain types; ``finish_reason`` is None while it goes on."""
 
     request_id: str
@@ -51,7 +49,7 @@ class ByValue(UpdateReader):
                 reason = output.finish_reason
                 yield RequestOutput(
                     output.request_id,
-                    tuple(int(t) for t in output.new_token_ids),
+                    tuple(map(int, output.new_token_ids)),
                     None if reason is None else str(reason),
                 )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
@@ -37,7 +37,7 @@ class _Tracked:
     """A request between ``make_request`` and the collection of its states."""
 
     token_ids: tuple[int, ...]
-    output_token_ids: tuple[int, ...] = ()
+    output_token_ids: list[int] = field(default_factory=list[int])
     finish_reason: str | None = None
 
 
@@ -187,7 +187,7 @@ class VllmEngine(Engine):
                 request_id=request_id,
                 token_ids=(*t.token_ids, *t.output_token_ids[:-1]),
                 num_prompt_tokens=len(t.token_ids),
-                output_token_ids=t.output_token_ids,
+                output_token_ids=tuple(t.output_token_ids),
                 layer_ids=self.layer_ids,
                 hidden_states=tuple(states[request_id]),
                 finish_reason=t.finish_reason or "",
@@ -238,16 +238,18 @@ class VllmEngine(Engine):
         output = self._step.execute(self._executor, self._scheduler, scheduler_output, meanwhile)
         sampled: dict[str, tuple[int, ...]] = {}
         finished: dict[str, str] = {}
-        for part in self._reader.read(self._scheduler.update_from_output(scheduler_output, output)):
-            if part.token_ids:
-                sampled[part.request_id] = sampled.get(part.request_id, ()) + part.token_ids
-            if part.finish_reason:
-                finished[part.request_id] = part.finish_reason
-            if tracked := self._tracked.get(part.request_id):
-                tracked.output_token_ids += part.token_ids
-                tracked.finish_reason = part.finish_reason
-            elif part.finish_reason and self._capture:
-                self._strangers.append(part.request_id)
+        for request_id, token_ids, reason in self._reader.read(
+            self._scheduler.update_from_output(scheduler_output, output)
+        ):
+            if token_ids:
+                sampled[request_id] = sampled[request_id] + token_ids if request_id in sampled else token_ids
+            if reason:
+                finished[request_id] = reason
+            if tracked := self._tracked.get(request_id):
+                tracked.output_token_ids += token_ids
+                tracked.finish_reason = reason
+            elif reason and self._capture:
+                self._strangers.append(request_id)
         return StepResult(
             MappingProxyType(dict(scheduler_output.num_scheduled_tokens)),
             MappingProxyType(sampled),
