@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from vllm_compat._capture.kept import KeptRows
+from vllm_compat._capture.memory import Memory
+from vllm_compat._capture.slots import OneByOne, Slots
 
 torch: Any = pytest.importorskip("torch")
 
@@ -112,3 +114,71 @@ def test_rows_are_copies_in_ordinary_tensors_that_hold_nothing_else(num_tokens: 
     assert states.tolist() == [[[1] * 4] * 2] * 3
     assert states.untyped_storage().nbytes() == 3 * 2 * 4 * 4
     assert ids.untyped_storage().nbytes() == 3 * 8
+
+
+# answers, whose rows come one by one
+
+
+def pass_of(values: list[int]) -> list[Any]:
+    """The tensors of a pass that has a row of each of these."""
+    ids = torch.tensor(values)
+    return [ids, torch.stack([ids * 1.0, ids * 10.0], dim=1)[:, :, None]]
+
+
+@pytest.mark.parametrize("prompts", [[1], [3, 1, 200], [5] * 40])
+@pytest.mark.parametrize("answers", [[1], [64, 65, 130], [200, 3]])
+def test_answers_of_many_requests_are_copied_in_together(prompts: list[int], answers: list[int]) -> None:
+    """Each ends when it does, and another takes its slot; now and then one starts over from further back."""
+    memory = Memory()
+    slots = Slots(memory)
+    lengths = [(prompt, answers[n % len(answers)]) for n, prompt in enumerate(prompts * 3)]
+    running: dict[int, KeptRows] = {}
+    position: dict[int, int] = {}
+    wanted: dict[int, list[int]] = {}
+    waiting = list(enumerate(lengths))
+    value = 0
+    for step in range(1000):
+        while waiting and len(running) < 20:
+            n, (prompt, answer) = waiting.pop(0)
+            running[n] = KeptRows(prompt, memory, slots)
+            put(running[n], 0, prompt, of=1000 * n)
+            position[n], wanted[n] = prompt, [1000 * n + i for i in range(prompt)]
+            lengths[n] = (prompt, prompt + answer)
+        if not running:
+            break
+        order = sorted(running, reverse=bool(step % 2))
+        if step % 150 == 149:  # the first was preempted, and comes back some rows earlier
+            n = order[0]
+            position[n] = max(position[n] - 70, 0)
+            del wanted[n][position[n] :]
+        values = [value + i for i in range(len(order))]
+        value += len(order)
+        tensors, later = pass_of(values), OneByOne()
+        for row, n in enumerate(order):
+            rows = running[n]
+            assert rows.expect(position[n], 1)
+            if not rows.write_later(position[n], row, tensors, later):
+                rows.write(position[n], [tensor[row : row + 1] for tensor in tensors])
+            position[n] += 1
+            wanted[n].append(values[row])
+        later.copy(tensors)
+        for tensor in tensors:
+            tensor.fill_(-1)  # they are good until the next pass
+        for n in order:
+            if position[n] >= lengths[n][1]:
+                found = running.pop(n).joined().tensors
+                assert found[0].tolist() == wanted[n]
+                assert found[1][:, 0, 0].tolist() == [float(i) for i in wanted[n]]
+    assert not running
+    assert not waiting
+    assert len(slots._slabs) <= 20 * 4 // 16 + 2, "slots are used again"
+
+
+def test_a_slab_that_nobody_uses_is_let_go_but_for_one() -> None:
+    slots = Slots(Memory())
+    like = piece(0, 1)
+    held = [slots.slot(like) for _ in range(50)]
+    assert len(slots._slabs) == 4
+    held.clear()
+    held.append(slots.slot(like))
+    assert len(slots._slabs) == 1

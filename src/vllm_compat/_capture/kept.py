@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from vllm_compat._capture.memory import Memory, Room
+from vllm_compat._capture.slots import ROWS, OneByOne, Slot, Slots
 
 __all__ = ["KeptRows"]
-
-_ROWS_OF_AN_ANSWER = 64  # come one by one; memory is taken for as many at a time
 
 
 class KeptRows:
@@ -20,12 +19,15 @@ class KeptRows:
     Args:
         num_tokens: rows to make room for at first; 0 where that is not known.
         memory: where the room comes from.
+        slots: where that of an answer comes from.
     """
 
-    def __init__(self, num_tokens: int = 0, memory: Memory | None = None) -> None:
+    def __init__(self, num_tokens: int = 0, memory: Memory | None = None, slots: Slots | None = None) -> None:
         self._num_tokens = num_tokens
         self._memory = memory or Memory()
-        self._rooms: list[Room] = []
+        self._slots = slots or Slots(self._memory)
+        self._rooms: list[Room | Slot] = []
+        self._room = 0  # rows that there is room for
         self._length = 0
 
     def __len__(self) -> int:
@@ -68,10 +70,28 @@ class KeptRows:
                         target[at - first : to - first].copy_(source[at - start : to - start])
                 first += len(room.tensors[0])
 
+    def write_later(self, start: int, source: int, like: Sequence[Any], later: OneByOne) -> bool:
+        """Let one row be copied in with those of other requests; False where it must be written by itself.
+
+        Args:
+            start: its position.
+            source: its row in the pass.
+            like: the tensors of the pass.
+            later: does it.
+        """
+        self._rooms_to(start + 1, like)
+        last = self._rooms[-1]
+        row = start - (self._room - ROWS)
+        if not isinstance(last, Slot) or row < 0:  # it goes on from before an answer's last piece
+            return False
+        later.add(last, row, source)
+        return True
+
     def joined(self) -> Room:
         """All rows, one tensor of each kind."""
-        if len(self._rooms) == 1 and len(self._rooms[0].tensors[0]) == self._length:
-            return self._rooms[0]
+        first = self._rooms[0]
+        if len(self._rooms) == 1 and isinstance(first, Room) and len(first.tensors[0]) == self._length:
+            return first
         return self._copied(self._length)
 
     def _copied(self, count: int) -> Room:
@@ -87,9 +107,13 @@ class KeptRows:
                 begin = end
         return copy
 
-    def _rooms_to(self, end: int, like: Sequence[Any]) -> list[Room]:
-        missing = end - sum(len(room.tensors[0]) for room in self._rooms)
+    def _rooms_to(self, end: int, like: Sequence[Any]) -> list[Room | Slot]:
+        missing = end - self._room
         if missing > 0:
-            rows = max(missing, _ROWS_OF_AN_ANSWER if self._rooms else self._num_tokens)
-            self._rooms.append(self._memory.room(rows, like))
+            rows = max(missing, self._num_tokens if not self._rooms else ROWS)
+            if self._rooms and rows == ROWS:
+                self._rooms.append(self._slots.slot(like))
+            else:
+                self._rooms.append(self._memory.room(rows, like))
+            self._room += rows
         return self._rooms

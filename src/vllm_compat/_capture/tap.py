@@ -17,6 +17,7 @@ from vllm_compat._capture.layers import find_decoder_layers
 from vllm_compat._capture.lending import LendingMemory, Lent
 from vllm_compat._capture.memory import Memory, Room
 from vllm_compat._capture.shared import SharedRows
+from vllm_compat._capture.slots import OneByOne, Slots
 from vllm_compat._capture.stack import Kind, Stack
 from vllm_compat.errors import UnsupportedModelError
 from vllm_compat.types import NORM, LayerId
@@ -94,6 +95,7 @@ class Tap:
         self._shared = SharedRows() if shares else None
         self._division = division or Division()
         self._memory = memory or Memory()
+        self._slots = Slots(self._memory)
         self._owed: list[_Owed] = []
         self._fault: str | None = None
         self._removers: list[Callable[[], None]] = []
@@ -245,7 +247,7 @@ class Tap:
                 continue
             if request_id not in self._rows and not self._division.is_ours(request_id, len(token_ids or ())):
                 continue
-            kept = self._rows[request_id] = KeptRows(len(token_ids or ()), self._memory)
+            kept = self._rows[request_id] = KeptRows(len(token_ids or ()), self._memory, self._slots)
             if self._shared is not None and token_ids:
                 self._shared.add(request_id, token_ids, kept)
                 if start:
@@ -259,10 +261,14 @@ class Tap:
             return
         shares, self._shares = self._shares, []
         tensors = self._stack.fetch()
+        one_by_one = OneByOne()
         for share in shares:
             # Rows of a request that was dropped since, or began anew, are nobody's, unless others may need them.
-            if self._shared is not None or self._rows.get(share.request_id) is share.kept:
+            if self._shared is None and self._rows.get(share.request_id) is not share.kept:
+                continue
+            if share.count > 1 or not share.kept.write_later(share.start, share.row, tensors, one_by_one):
                 share.kept.write(share.start, [tensor[share.row : share.row + share.count] for tensor in tensors])
+        one_by_one.copy(tensors)
         owed, self._owed = self._owed, []
         unfilled = {part.kept for part in owed}
         for part in owed:  # which may be rows of this very pass
