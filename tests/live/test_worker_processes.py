@@ -1,7 +1,8 @@
-"""A tensor-parallel worker that is killed in the middle of a run: what is said, what is kept, and how it goes on."""
+"""Worker processes that are interrupted or killed in the middle of a run: what is said and kept, and how it goes on."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -17,7 +18,7 @@ from safetensors.torch import load_file
 import vllm_compat
 from conftest import GPU_FLAGS, ON_GPU, engine_options, prompt, run, skip_if_faulty
 
-SAMPLES = 400
+SAMPLES = 1000
 
 
 @pytest.fixture
@@ -31,6 +32,34 @@ def command(model, tmp_path):
     options += " --layer-ids 5 0 norm --batch-size 2 --max-seq-len 256 --tp-size 2 --dtype float32 --no-rehearsal"
     mp = ["--engine-option", 'distributed_executor_backend="mp"']
     return [sys.executable, "-m", "vllm_compat.extract", *options.split(), *mp, *GPU_FLAGS], tmp_path / "out"
+
+
+def test_ctrl_c_finishes_what_is_under_way(command, tmp_path):
+    """On a terminal it goes to the whole group, and would end the ranks that have to finish it."""
+    arguments, folder = command
+    log = tmp_path / "log"
+    with log.open("wb") as err, subprocess.Popen(arguments, stderr=err, start_new_session=True) as process:
+        try:
+            end = time.monotonic() + 400
+            while len(list(folder.glob("hs_*"))) < 3:
+                assert process.poll() is None, log.read_text()[-4000:]
+                assert time.monotonic() < end, log.read_text()[-4000:]
+                time.sleep(0.01)
+            os.killpg(process.pid, signal.SIGINT)
+            assert process.wait(120) == 75, log.read_text()[-4000:]
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    said = log.read_text()
+    assert "SIGINT: finishing what is under way" in said
+    assert "StepError" not in said, "it was finished, and not lost"
+    done = len(list(folder.glob("hs_*")))
+    assert 3 <= done < SAMPLES
+    assert f"{done} of {SAMPLES} samples are done" in said
+    again = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    assert again.returncode == 0, again.stderr[-4000:]
+    assert f"{done} samples are done already; {SAMPLES - done} are to be done" in again.stderr
+    assert json.loads((folder / "run.json").read_text())["complete"] is True
 
 
 def workers_of(pid):
