@@ -90,6 +90,8 @@ def test_a_worker_that_cannot_be_looked_into_is_not_near(fact: str) -> None:
     }
     assert not borrower.reaches(others[fact])
     assert not borrower.reaches(None)
+    with Path(os.devnull).open("rb") as foreign:
+        assert not borrower.reaches(replace(probe, descriptor=foreign.fileno())), "it is not even opened"
     memory.close()
     assert not borrower.reaches(probe)
 

@@ -23,6 +23,7 @@ __all__ = ["Borrower", "LendingMemory", "Lent"]
 Kinds: TypeAlias = Sequence[tuple[Any, tuple[int, ...]]]
 """Of each tensor its dtype and its shape."""
 
+_NAME = "vllm-compat-rows"
 _MOST_BLOCKS = 64
 """Of one worker: each is two open files there and one here, of 1,024 that a process may usually have."""
 
@@ -101,7 +102,7 @@ class LendingMemory(Memory):
             return None
         descriptor = -1
         try:
-            descriptor = os.memfd_create("vllm-compat-rows")
+            descriptor = os.memfd_create(_NAME)
             os.ftruncate(descriptor, size)
             mapping = mmap.mmap(descriptor, size)
         except OSError:  # no more files, or no memory: these rows go the ordinary way
@@ -165,7 +166,10 @@ class Borrower:
 
 
 def _open(lent: Lent) -> mmap.mmap:
-    descriptor = os.open(f"/proc/{lent.process}/fd/{lent.descriptor}", os.O_RDWR | os.O_CLOEXEC)
+    path = f"/proc/{lent.process}/fd/{lent.descriptor}"
+    if _NAME not in (found := os.readlink(path)):  # noqa: PTH115 - on another machine this may be anybody's, a device too
+        raise FileNotFoundError(f"{path} is {found}, not rows that were lent")
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         return mmap.mmap(descriptor, os.fstat(descriptor).st_size)
     finally:
