@@ -63,7 +63,17 @@ DROPINS = [("0.3.0", DEFAULT), ("0.4.0.1", DEFAULT)]  # speculators, on a vLLM t
 GENERATOR = "0.4.0.1"  # the last speculators with an engine loop of its own, which the benchmark measures
 ABOVE = [
     f"tests/live/test_{name}.py"
-    for name in ("answers", "doctor", "inputs", "ray_executor", "rehearsal", "replicas", "verify", "worker_processes")
+    for name in (
+        "answers",
+        "doctor",
+        "inputs",
+        "ray_executor",
+        "rehearsal",
+        "replicas",
+        "speculators",
+        "verify",
+        "worker_processes",
+    )
 ]
 KEPT = ("torch==", "transformers==", "huggingface-hub==", "tokenizers==", "numpy==", "safetensors==")
 # A CPU needs none of these, and their builds are pinned to indexes that not every machine reaches.
