@@ -34,10 +34,10 @@ def command(model, tmp_path):
     return [sys.executable, "-m", "vllm_compat.extract", *options.split(), *mp, *GPU_FLAGS], tmp_path / "out"
 
 
-def test_ctrl_c_finishes_what_is_under_way(command, tmp_path):
-    """On a terminal it goes to the whole group, and would end the ranks that have to finish it."""
+def disturbed(command, disturb):
+    """The exit code, what was said and how many files there are of a run that is disturbed once it has three."""
     arguments, folder = command
-    log = tmp_path / "log"
+    log = folder.with_name("log")
     with log.open("wb") as err, subprocess.Popen(arguments, stderr=err, start_new_session=True) as process:
         try:
             end = time.monotonic() + 400
@@ -45,21 +45,34 @@ def test_ctrl_c_finishes_what_is_under_way(command, tmp_path):
                 assert process.poll() is None, log.read_text()[-4000:]
                 assert time.monotonic() < end, log.read_text()[-4000:]
                 time.sleep(0.01)
-            os.killpg(process.pid, signal.SIGINT)
-            assert process.wait(120) == 75, log.read_text()[-4000:]
+            disturb(process.pid)
+            code = process.wait(120)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-    said = log.read_text()
-    assert "SIGINT: finishing what is under way" in said
-    assert "StepError" not in said, "it was finished, and not lost"
     done = len(list(folder.glob("hs_*")))
     assert 3 <= done < SAMPLES
-    assert f"{done} of {SAMPLES} samples are done" in said
+    return code, log.read_text(), done
+
+
+def goes_on(command):
+    """The same command ends well; what it says."""
+    arguments, folder = command
     again = subprocess.run(arguments, capture_output=True, text=True, check=False)
     assert again.returncode == 0, again.stderr[-4000:]
-    assert f"{done} samples are done already; {SAMPLES - done} are to be done" in again.stderr
-    assert json.loads((folder / "run.json").read_text())["complete"] is True
+    record = json.loads((folder / "run.json").read_text())
+    assert (record["complete"], record["summary"]["samples"]) == (True, SAMPLES)
+    return again.stderr
+
+
+def test_ctrl_c_finishes_what_is_under_way(command):
+    """On a terminal it goes to the whole group, and would end the ranks that have to finish it."""
+    code, said, done = disturbed(command, lambda pid: os.killpg(pid, signal.SIGINT))
+    assert code == 75, said[-4000:]
+    assert "SIGINT: finishing what is under way" in said
+    assert "StepError" not in said, "it was finished, and not lost"
+    assert f"{done} of {SAMPLES} samples are done" in said
+    assert f"{done} samples are done already; {SAMPLES - done} are to be done" in goes_on(command)
 
 
 def workers_of(pid):
@@ -68,33 +81,15 @@ def workers_of(pid):
     return [int(i) for i in children if b"resource_tracker" not in Path(f"/proc/{i}/cmdline").read_bytes()]
 
 
-def test_the_run_ends_with_a_clear_error_and_the_same_command_goes_on(command, model, tmp_path):
-    arguments, folder = command
-    log = tmp_path / "log"
-    with log.open("wb") as err, subprocess.Popen(arguments, stderr=err, start_new_session=True) as process:
-        try:
-            end = time.monotonic() + 400
-            while len(list(folder.glob("hs_*"))) < 3:
-                assert process.poll() is None, log.read_text()[-4000:]
-                assert time.monotonic() < end, log.read_text()[-4000:]
-                time.sleep(0.01)
-            os.kill(workers_of(process.pid)[-1], signal.SIGKILL)
-            code = process.wait(120)
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-    said = log.read_text()
+def test_a_killed_worker_is_a_clear_error_and_the_same_command_goes_on(command):
+    code, said, done = disturbed(command, lambda pid: os.kill(workers_of(pid)[-1], signal.SIGKILL))
     assert code == 75, said[-4000:]
     assert "StepError" in said
     assert "the same command goes on" in said
-    done = len(list(folder.glob("hs_*")))
-    assert 3 <= done < SAMPLES
-    again = subprocess.run(arguments, capture_output=True, text=True, check=False)
-    assert again.returncode == 0, again.stderr[-4000:]
-    record = json.loads((folder / "run.json").read_text())
-    assert (record["complete"], record["summary"]["samples"]) == (True, SAMPLES)
+    goes_on(command)
     for index in (0, done - 1, done, SAMPLES - 1):
-        assert load_file(folder / f"hs_{index}.safetensors")["token_ids"].tolist() == prompt(100, seed=index)
+        tokens = load_file(command[1] / f"hs_{index}.safetensors")["token_ids"]
+        assert tokens.tolist() == prompt(100, seed=index)
 
 
 @pytest.mark.skipif(not ON_GPU, reason="vLLM runs no pipelines on a CPU")
