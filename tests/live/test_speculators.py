@@ -71,12 +71,9 @@ def test_a_batch_is_what_its_prompts_are_alone(trained, model):
     """Nothing of another prompt, of an earlier call or of an earlier piece is left in a result."""
     ids = [text(model("smollm2"), 9 + 7 * n, topic) for n, topic in enumerate(TOPICS)]
     alone = [trained.generate([one])[0] for one in ids]
-    exact = [oracle.states(model("smollm2"), token_ids, "float64") for token_ids in ids]
     for _ in range(2):
-        for token_ids, one, other, states in zip(ids, alone, trained.generate(ids), exact, strict=True):
+        for token_ids, one, other in zip(ids, alone, trained.generate(ids), strict=True):
             assert other["input_ids"].tolist() == token_ids
-            assert worst(one, states, trained.layer_ids) < FLOAT32_ERROR
-            assert worst(other, states, trained.layer_ids) < FLOAT32_ERROR
             for a, b in zip(one["hidden_states"], other["hidden_states"], strict=True):
                 assert oracle.error(b, a) < 2 * FLOAT32_ERROR, "each has rounding of its own"
 
