@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import mmap
 import threading
 from typing import Any
 
@@ -94,3 +95,10 @@ def test_what_is_kept_for_later_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> 
     memory.close()
     assert memory._free == []
     assert room.tensors[1].fill_(3).unique().tolist() == [3], "what is held outlives it"
+
+
+def test_a_kernel_without_huge_pages_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mmap, "MADV_HUGEPAGE", 10**6, raising=False)  # EINVAL, as there
+    room = Memory().room(100, kinds(WIDTH))
+    assert room.block is not None
+    assert room.tensors[1].fill_(2).unique().tolist() == [2]

@@ -6,6 +6,7 @@ end. At a gigabyte a second that takes longer than the copies into it, and the e
 
 from __future__ import annotations
 
+import contextlib
 import math
 import mmap
 import weakref
@@ -97,7 +98,8 @@ class Memory:
     def _make(self, size: int, number: int) -> Block | None:
         mapping = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_HUGEPAGE"):
-            mapping.madvise(mmap.MADV_HUGEPAGE)
+            with contextlib.suppress(OSError):  # a wish: not every kernel has such pages
+                mapping.madvise(mmap.MADV_HUGEPAGE)
         return Block(mapping, number)
 
     def _drop(self, block: Block) -> None:
