@@ -6,7 +6,7 @@ The model needs a ``config.json`` and no weights. The ways take turns on the sam
 the other order every second time, so that a drift of the clocks touches all alike:
 
 - ``plain``: no taps;
-- ``captured``: states are collected without waiting, their shapes checked, and dropped;
+- ``captured``: states are collected beside each step, their shapes checked, and dropped;
 - ``checked``: the same, and the caller compares each token id and each tensor's place in its stack once more;
 - ``waited``: states are waited for after each step, so that the device stands still meanwhile;
 - ``extract``: the whole job under ``--output``, until every file and the journal are durable and the run is sealed.
@@ -16,7 +16,10 @@ ends with the last step, that of ``extract`` with the seal; ``tail_seconds`` is 
 run however long it is. ``--compiled`` measures an engine that vLLM compiles, with all that it does for speed by
 default, and nothing else: the faster of it and ``plain`` is vLLM's own best. With ``--disk`` what the disk under
 ``--output`` can take is measured last: files as large as a sample's, written by as many threads, each synced.
-``peak_bytes`` is the most device memory that torch had allocated during the run, the model's own included.
+``peak_bytes`` is the most device memory that torch had allocated during the run on each rank, the model's own included;
+``step_ms`` the median length of a step whose budget is full, ``between_ms`` what a step's successor waited on average;
+``attach_seconds`` what our own start takes beside vLLM's; ``tokens_of_ranks`` what each rank captured. ``--head``
+writes what ``verify`` needs of a model of made-up weights for its self-check: config, final norm and ``lm_head``.
 """
 
 from __future__ import annotations
@@ -24,9 +27,11 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import logging
 import random
 import shutil
 import statistics
+import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -34,16 +39,19 @@ from pathlib import Path
 from typing import Any
 
 import vllm_compat
-from vllm_compat import CapturedStates, Engine
+from vllm_compat import CapturedStates, Engine, StepResult
 from vllm_compat._stacked import stacked
 from vllm_compat.extract import ExtractConfig, extract
 from vllm_compat.extract.files import write_whole
+from vllm_compat.extract.spent import Spent
 
 WAYS = ("plain", "captured", "checked", "waited", "extract")
 
 
 def main() -> None:
     arguments = parse()
+    logging.basicConfig(stream=sys.stderr)
+    logging.getLogger("vllm_compat").setLevel(logging.INFO)
     if arguments.compiled:  # in a process of its own: its memory would not all come back
         measure_compiled(arguments)
         return
@@ -52,6 +60,8 @@ def main() -> None:
     print(json.dumps({"way": "load", "seconds": round(time.perf_counter() - begun, 2), **room(core)}), flush=True)
     try:
         measure(core, arguments)
+        if arguments.head:
+            write_head(core, Path(arguments.model), arguments.head)
     finally:
         core.shutdown()
     if arguments.disk:
@@ -67,6 +77,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--budget", type=int, default=8192, help="tokens of one step")
     parser.add_argument("--turns", type=int, default=4, help="how often each way is measured")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=["plain", "captured", "extract"])
+    parser.add_argument("--batch-size", type=int, help="of extract: the most samples at once (default: all)")
+    parser.add_argument("--head", type=Path, help="a folder for the model's config, final norm and lm_head")
     parser.add_argument("--writers", type=int, default=2, help="threads that write (default: %(default)s)")
     parser.add_argument("--output", type=Path, help="a folder for the files of extract; each run's are removed")
     parser.add_argument("--compiled", action="store_true", help="measure vLLM's compiled prefill instead")
@@ -111,10 +123,11 @@ def measure_compiled(arguments: argparse.Namespace) -> None:
 
 def measure(core: Any, arguments: argparse.Namespace) -> None:
     layers = [i if i == "norm" else int(i) for i in arguments.layers]
+    few = argparse.Namespace(**{**vars(arguments), "prompts": max(arguments.prompts // 8, 8)})
     for way in arguments.ways:  # warm-up: kernels are compiled, and memory is taken
-        run(core, way, layers, arguments)
+        run(core, way, layers, few)
     speeds: dict[str, list[float]] = {way: [] for way in arguments.ways}
-    peaks: dict[str, list[int]] = {way: [] for way in arguments.ways}
+    peaks: dict[str, list[list[int]]] = {way: [] for way in arguments.ways}
     for turn in range(arguments.turns):
         for way in arguments.ways if turn % 2 == 0 else reversed(arguments.ways):
             result = run(core, way, layers, arguments)
@@ -129,28 +142,43 @@ def measure(core: Any, arguments: argparse.Namespace) -> None:
             "plain_tokens_per_second": round(statistics.median(speeds["plain"]), 1),
             "ratio": {w: round(statistics.median(r), 4) for w, r in ratios.items()},
             "ratio_range": {w: [round(min(r), 4), round(max(r), 4)] for w, r in ratios.items()},
-            "peak_bytes_above_plain": {w: max(peaks[w]) - max(peaks["plain"]) for w in others},
+            "peak_bytes_above_plain": {w: above(peaks[w], peaks["plain"]) for w in others},
         }
         print(json.dumps(summary), flush=True)
+
+
+def above(peaks: list[list[int]], plain: list[list[int]]) -> list[int]:
+    """What each rank had beyond the plain runs."""
+    most = [[max(rank) for rank in zip(*runs, strict=True)] for runs in (peaks, plain)]
+    return [own - other for own, other in zip(*most, strict=True)]
 
 
 def run(core: Any, way: str, layers: list[Any], arguments: argparse.Namespace) -> dict[str, Any]:
     """All prompts once."""
     if way == "extract":
         return extracted(core, layers, arguments)
+    begun = time.perf_counter()
     with vllm_compat.attach(core, layer_ids=[] if way == "plain" else layers) as engine:
+        attach_seconds = time.perf_counter() - begun
         prompts = {f"{way} {n}": prompt(n, arguments.length, engine.vocab_size) for n in range(arguments.prompts)}
+
+        def collect(*, wait: bool = True) -> None:
+            for states in engine.get_captured_states(wait=wait):
+                check(states, prompts.pop(states.request_id), engine, way)
+
         for request_id, token_ids in prompts.items():
             engine.make_request(token_ids, request_id=request_id, ignore_eos=True)
         core.model_executor.collective_rpc(forget_peak)
+        steps = Steps(engine, arguments.budget)
         start = time.perf_counter()
         while engine.has_unfinished:
-            engine.run_step()
-            seconds = time.perf_counter() - start
-            for states in engine.get_captured_states(wait=way == "waited"):
-                check(states, prompts.pop(states.request_id), engine, way)
-        for states in engine.get_captured_states():
-            check(states, prompts.pop(states.request_id), engine, way)
+            if way == "waited":
+                engine.run_step()
+                collect()
+            else:
+                engine.run_step(lambda: collect(wait=False))
+        seconds = time.perf_counter() - start
+        collect()
         end = time.perf_counter() - start
         if prompts:
             raise RuntimeError(f"{len(prompts)} prompts gave no states")
@@ -161,8 +189,44 @@ def run(core: Any, way: str, layers: list[Any], arguments: argparse.Namespace) -
             "tokens_per_second": round(tokens / seconds, 1),
             "seconds": round(seconds, 4),
             "tail_seconds": round(end - seconds, 4),
-            "peak_bytes": max(core.model_executor.collective_rpc(peak)),
+            "attach_seconds": round(attach_seconds, 4),
+            **steps.told(seconds),
+            **about_ranks(core),
         }
+
+
+class Steps:
+    """How long the steps of an engine take, from now on."""
+
+    def __init__(self, engine: Engine, budget: int) -> None:
+        self._all: list[tuple[float, int]] = []
+        self._budget = budget
+        run_step = engine.run_step
+
+        def timed(*args: Any) -> StepResult:
+            start = time.perf_counter()
+            step = run_step(*args)
+            self._all.append((time.perf_counter() - start, sum(step.num_scheduled_tokens.values())))
+            return step
+
+        engine.run_step = timed  # type: ignore[method-assign]
+
+    def told(self, seconds: float) -> dict[str, Any]:
+        """``seconds`` are those of the whole run."""
+        full = [length for length, tokens in self._all if tokens == self._budget]
+        between = (seconds - sum(length for length, _ in self._all)) / max(len(self._all), 1)
+        return {
+            "steps": len(self._all),
+            "step_ms": round(statistics.median(full) * 1e3, 2) if full else None,
+            "between_ms": round(between * 1e3, 2),
+        }
+
+
+def about_ranks(core: Any) -> dict[str, Any]:
+    """The most memory of each rank, and the tokens that each captured."""
+    replies = core.model_executor.collective_rpc(peak_and_tokens)
+    tokens = next((found for _, found in replies if found), None)  # all ranks keep the same account
+    return {"peak_bytes": [found for found, _ in replies], **({"tokens_of_ranks": tokens} if tokens else {})}
 
 
 class _Clock:
@@ -173,7 +237,7 @@ class _Clock:
     def __init__(self, _: int) -> None:
         _Clock.start = time.perf_counter()
 
-    def advance(self, tokens: int, size: int) -> None:
+    def advance(self, tokens: int, size: int, spent: Spent | None = None) -> None:
         """Nothing to tell."""
 
     def close(self) -> None:
@@ -183,7 +247,9 @@ class _Clock:
 def extracted(core: Any, layers: list[Any], arguments: argparse.Namespace) -> dict[str, Any]:
     """All prompts once, into files."""
     folder = Path(tempfile.mkdtemp(dir=arguments.output))
+    begun = time.perf_counter()
     with vllm_compat.attach(core, layer_ids=layers) as engine:
+        attach_seconds = time.perf_counter() - begun
         prompts = [prompt(n, arguments.length, engine.vocab_size) for n in range(arguments.prompts)]
         data = folder / "prompts.jsonl"
         data.write_text("".join(json.dumps({"input_ids": ids}) + "\n" for ids in prompts), encoding="utf-8")
@@ -192,14 +258,15 @@ def extracted(core: Any, layers: list[Any], arguments: argparse.Namespace) -> di
             prepared_data=data,
             output_dir=folder / "states",
             layer_ids=tuple(layers),
-            batch_size=arguments.prompts,
+            batch_size=arguments.batch_size or arguments.prompts,
             max_seq_len=arguments.length,
             writers=arguments.writers,
         )
         core.model_executor.collective_rpc(forget_peak)
+        steps = Steps(engine, arguments.budget)
         summary = extract(config, engine, progress=_Clock)
         seconds = time.perf_counter() - _Clock.start
-        peaks = core.model_executor.collective_rpc(peak)
+        ranks = about_ranks(core)
     files = len(list((folder / "states").glob("hs_*.safetensors")))
     shutil.rmtree(folder)
     if not summary.complete or files != arguments.prompts:
@@ -211,7 +278,9 @@ def extracted(core: Any, layers: list[Any], arguments: argparse.Namespace) -> di
         "seconds": round(seconds, 4),
         "mb_per_second": round(summary.bytes / seconds / 1e6, 1),
         "stalled_seconds": round(summary.stalled, 3),
-        "peak_bytes": max(peaks),
+        "attach_seconds": round(attach_seconds, 4),
+        **steps.told(seconds),
+        **ranks,
     }
 
 
@@ -256,11 +325,36 @@ def forget_peak(worker: Any) -> None:
         torch.cuda.reset_peak_memory_stats()
 
 
-def peak(worker: Any) -> int:
+def peak_and_tokens(worker: Any) -> tuple[int, list[int] | None]:
     """Run in the worker."""
     import torch
 
-    return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
+    tap = getattr(worker, "vllm_compat_tap", None)
+    most = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
+    return most, None if tap is None else list(tap._division._tokens)
+
+
+def write_head(core: Any, model: Path, folder: Path) -> None:
+    """A checkpoint of the end of the model alone."""
+    import torch
+    from safetensors.torch import save_file
+
+    parts = core.model_executor.collective_rpc(norm_and_head)
+    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    vocab_size = config.get("text_config", config)["vocab_size"]
+    head = torch.cat([part for _, part in parts])[:vocab_size].contiguous()
+    embedding = torch.zeros((1, 1), dtype=head.dtype).expand(head.shape).contiguous()  # nobody reads it
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copy(model / "config.json", folder)
+    tensors = {"model.embed_tokens.weight": embedding, "model.norm.weight": parts[0][0], "lm_head.weight": head}
+    save_file(tensors, folder / "model.safetensors")
+
+
+def norm_and_head(worker: Any) -> tuple[Any, Any]:
+    """Run in the worker: its part of ``lm_head`` has other tokens than any other rank's."""
+    model = worker.model_runner.get_model()
+    model = getattr(model, "language_model", model)
+    return tuple(t.detach().cpu() for t in (model.model.norm.weight, model.lm_head.weight))  # type: ignore[return-value]
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from vllm_compat import Engine
 from vllm_compat.extract.config import ExtractConfig
 from vllm_compat.extract.record import Summary
 from vllm_compat.extract.run import extract as run_extract
+from vllm_compat.extract.spent import Spent
 
 __all__ = ["extract"]
 
@@ -26,7 +27,7 @@ class _Clock:
 
     start = 0.0
 
-    def advance(self, tokens: int, size: int) -> None:
+    def advance(self, tokens: int, size: int, spent: Spent | None = None) -> None:
         """Nothing to tell."""
 
     def close(self) -> None:

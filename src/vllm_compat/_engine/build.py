@@ -11,6 +11,7 @@ from typing import Any
 
 from vllm_compat._adapters.registry import Adapter, named
 from vllm_compat._capture.extension import EXTENSION
+from vllm_compat._engine.amx import BLOCK_SIZE, lacks_amx
 from vllm_compat._engine.cores import Cores
 from vllm_compat._engine.vllm_engine import VllmEngine
 from vllm_compat._layers import check_layer_ids
@@ -30,7 +31,8 @@ def build(
     model: str, layer_ids: tuple[LayerId, ...], options: dict[str, Any], shared_states_bytes: int = 0
 ) -> VllmEngine:
     """``open_engine``."""
-    adapter = detect().require_adapter()
+    found = detect()
+    adapter = found.require_adapter()
     from vllm.engine.arg_utils import EngineArgs
 
     known = {f.name for f in dataclasses.fields(EngineArgs)}
@@ -49,6 +51,9 @@ def build(
             named("request", adapter.chosen["request"][0]).require_cache_salt()
     try:
         config = EngineArgs(model=model, **arguments).create_engine_config()
+        if "block_size" not in options and lacks_amx(found, config):
+            logger.info("block_size=%d: this CPU build has no other kernels for this processor", BLOCK_SIZE)
+            config = EngineArgs(model=model, **arguments, block_size=BLOCK_SIZE).create_engine_config()
     except (OSError, TypeError, ValueError) as error:
         raise UsageError(f"vLLM refuses the model {model!r} or these options, {arguments}: {error}") from error
     if config.model_config.is_multimodal_model and "skip_tokenizer_init" not in options:

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any, Protocol, TypeAlias
 
+from vllm_compat.extract.spent import Spent
+
 __all__ = ["Progress", "ProgressFactory", "show"]
 
 _EVERY_S = 30.0
@@ -19,8 +21,14 @@ logger = logging.getLogger(__name__)
 class Progress(Protocol):
     """What a run tells of its progress."""
 
-    def advance(self, tokens: int, size: int) -> None:
-        """One more sample is written: its tokens, and its file's size in bytes."""
+    def advance(self, tokens: int, size: int, spent: Spent | None = None) -> None:
+        """One more sample is written.
+
+        Args:
+            tokens: of the sample.
+            size: of its file, in bytes.
+            spent: where the run's time has gone so far, where that is known.
+        """
         ...
 
     def close(self) -> None:
@@ -47,16 +55,20 @@ class _Rates:
 
     def __init__(self) -> None:
         self.samples = self.tokens = self.size = 0
+        self._spent = Spent()
         self._start = time.monotonic()
 
-    def add(self, tokens: int, size: int) -> None:
+    def add(self, tokens: int, size: int, spent: Spent | None) -> None:
         self.samples += 1
         self.tokens += tokens
         self.size += size
+        self._spent = spent or self._spent
 
     def __str__(self) -> str:
         seconds = max(time.monotonic() - self._start, 1e-9)
-        return f"{self.tokens / seconds:.0f} tok/s, {self.size / 1e6 / seconds:.1f} MB/s"
+        waits = {"states": self._spent.states, "writers": self._spent.writers}
+        stood = [f", {wait / seconds:.0%} waiting for {what}" for what, wait in waits.items() if wait >= 0.01 * seconds]
+        return f"{self.tokens / seconds:.0f} tok/s, {self.size / 1e6 / seconds:.1f} MB/s{''.join(stood)}"
 
 
 class _Bar:
@@ -64,8 +76,8 @@ class _Bar:
         self._bar: Any = import_module("tqdm").tqdm(total=total, unit="sample", file=sys.stderr)
         self._rates = _Rates()
 
-    def advance(self, tokens: int, size: int) -> None:
-        self._rates.add(tokens, size)
+    def advance(self, tokens: int, size: int, spent: Spent | None = None) -> None:
+        self._rates.add(tokens, size, spent)
         self._bar.set_postfix_str(str(self._rates), refresh=False)
         self._bar.update(1)
 
@@ -79,8 +91,8 @@ class _Lines:
         self._rates = _Rates()
         self._said = time.monotonic()
 
-    def advance(self, tokens: int, size: int) -> None:
-        self._rates.add(tokens, size)
+    def advance(self, tokens: int, size: int, spent: Spent | None = None) -> None:
+        self._rates.add(tokens, size, spent)
         if time.monotonic() - self._said >= _EVERY_S:
             self._said = time.monotonic()
             logger.info("%d of %d samples, %s", self._rates.samples, self._total, self._rates)

@@ -29,6 +29,7 @@ from vllm_compat.extract.plan import make_plan
 from vllm_compat.extract.record import RUN_FILE, read_record
 from vllm_compat.extract.rehearsal import Rehearsal, rehearse
 from vllm_compat.extract.run import extract
+from vllm_compat.extract.spent import Spent
 from vllm_compat.extract.stop import Stop
 from vllm_compat.types import LayerId
 
@@ -123,7 +124,7 @@ class _Written:
     def begin(self, total: int) -> _Written:
         return self
 
-    def advance(self, tokens: int, size: int) -> None:
+    def advance(self, tokens: int, size: int, spent: Spent | None = None) -> None:
         with self._lock:
             self._samples.append((tokens, size))
 

@@ -186,7 +186,7 @@ def _extract(
     """The loop over the samples that are owed."""
     writer = SampleWriter(run.store, maker_of(plan, config, engine), config.on_nonfinite)
     writers = Writers(writer.write, threads=config.writers, max_pending_bytes=config.max_pending_bytes)
-    start, tokens = time.monotonic(), 0
+    start, tokens, spent = time.monotonic(), 0, Spent()
     with contextlib.ExitStack() as stack:
         bar = (
             stack.enter_context(contextlib.closing(progress(run.num_owed - run.num_owed_duplicates)))
@@ -195,18 +195,18 @@ def _extract(
         )
 
         def tell() -> int:
-            entries = writers.written()
+            entries, spent.writers = writers.written(), writers.stalled
             for entry in entries:
                 if entry.skipped:
                     logger.warning("sample %d is left out, %s", entry.index, entry.skipped)
                 if bar:
-                    bar.advance(entry.tokens, entry.bytes)
+                    bar.advance(entry.tokens, entry.bytes, spent)
             return sum(entry.tokens for entry in entries)
 
         samples = stack.enter_context(contextlib.closing(run.owed_samples()))
         stack.enter_context(stop.heeding())
         due = stop.until(neighbours(samples) if config.share_prefixes else samples)
-        forwarded, spent = Forwarded(), Spent()
+        forwarded = Forwarded()
         running = captured(engine, due, 2 * config.batch_size, options_of(plan, config, engine), forwarded.add, spent)
         stream = stack.enter_context(contextlib.closing(running))
         try:
@@ -229,6 +229,6 @@ def _extract(
         raise StoppedError(ended(plan, run.done, stop.reason), reason=stop.reason)
     if config.share_prefixes:
         forwarded.log(tokens)
-    seconds, spent.writers = time.monotonic() - start, writers.stalled
+    seconds = time.monotonic() - start
     logger.info("of %.1f s: %s", seconds, spent.told(seconds))
     return Effort(tokens, seconds, writers.stalled)

@@ -13,6 +13,7 @@ from vllm_compat.extract import dispatch as module
 from vllm_compat.extract.dispatch import Dispatch, Ended, Event, Failed, Lost, Opened, ReplicaError, Told
 from vllm_compat.extract.locks import ShardBusyError
 from vllm_compat.extract.record import Summary
+from vllm_compat.extract.spent import Spent
 from vllm_compat.extract.stop import Stop
 
 SUMMARY = Summary(1, 1, 1, 1.0, 0, 1.0, "", complete=False, kept=0, skipped=0, stalled=0.0)
@@ -109,7 +110,7 @@ class Counting:
     def __init__(self) -> None:
         self.told: list[tuple[int, int]] = []
 
-    def advance(self, tokens: int, size: int) -> None:
+    def advance(self, tokens: int, size: int, spent: Spent | None = None) -> None:
         self.told.append((tokens, size))
 
     def close(self) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from vllm_compat.errors import UsageError
 from vllm_compat.extract import extract, files
+from vllm_compat.extract.spent import Spent
 from vllm_compat.testing import FakeEngine
 from vllm_compat.types import CapturedStates, StepResult
 
@@ -114,10 +115,11 @@ def test_progress_is_told_of_every_file_and_closed(
     class Count:
         def __init__(self, total: int) -> None:
             self.total, self.tokens, self.sizes, self.closed = total, 0, 0, 0
+            self.spent: Spent | None = None
             made.append(self)
 
-        def advance(self, tokens: int, size: int) -> None:
-            self.tokens, self.sizes = self.tokens + tokens, self.sizes + size
+        def advance(self, tokens: int, size: int, spent: Spent | None = None) -> None:
+            self.tokens, self.sizes, self.spent = self.tokens + tokens, self.sizes + size, spent
 
         def close(self) -> None:
             self.closed += 1
@@ -127,6 +129,8 @@ def test_progress_is_told_of_every_file_and_closed(
     summary = extract(config(), make_engine(), Count)
     [count] = made
     assert (count.total, count.tokens, count.sizes, count.closed) == (4, summary.tokens, summary.bytes, 1)
+    assert count.spent is not None
+    assert count.spent.steps > 0
 
 
 class Slow(FakeEngine):

@@ -11,6 +11,7 @@ import time
 import pytest
 
 from vllm_compat.extract import progress
+from vllm_compat.extract.spent import Spent
 
 
 class Terminal(io.StringIO):
@@ -45,6 +46,26 @@ def test_lines_elsewhere_at_most_every_30_s(monkeypatch: pytest.MonkeyPatch, cap
         "3 of 10 samples, 30 tok/s, 3.0 MB/s",
         "6 of 10 samples, 30 tok/s, 3.0 MB/s",
     ]
+
+
+@pytest.mark.parametrize(
+    ("spent", "told"),
+    [
+        (Spent(steps=60.0, states=0.5, writers=33.0), "0.1 MB/s, 33% waiting for writers"),
+        (Spent(steps=60.0, states=2.0, writers=33.0), "0.1 MB/s, 2% waiting for states, 33% waiting for writers"),
+        (None, "0.1 MB/s"),
+    ],
+)
+def test_waiting_is_told_by_its_cause(monkeypatch: pytest.MonkeyPatch, spent: Spent | None, told: str) -> None:
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    bar = progress.show(1)
+    now[0] = 100.0
+    bar.advance(1000, 10_000_000, spent)
+    bar.close()
+    assert f"10 tok/s, {told}]" in terminal.getvalue()
 
 
 def test_without_tqdm_there_are_lines(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -15,6 +15,7 @@ from vllm_compat.convert import ConvertConfig, convert
 from vllm_compat.errors import CaptureError, JournalError, RunMismatchError, StoppedError, UsageError
 from vllm_compat.extract import Stop
 from vllm_compat.extract.done import SealedEntries
+from vllm_compat.extract.spent import Spent
 from vllm_compat.formats import FORMATS, SampleData, SampleFileError, get_format
 from vllm_compat.testing import FakeEngine
 from vllm_compat.types import CapturedStates, LayerId
@@ -277,7 +278,7 @@ class _StopAfter:
     def __call__(self, total: int) -> _StopAfter:
         return self
 
-    def advance(self, tokens: int, size: int) -> None:
+    def advance(self, tokens: int, size: int, spent: Spent | None = None) -> None:
         self._left -= 1
         if self._left == 0:
             self.stop.request("SIGTERM")
