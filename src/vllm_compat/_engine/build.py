@@ -13,6 +13,7 @@ from vllm_compat._adapters.registry import Adapter, named
 from vllm_compat._capture.extension import EXTENSION
 from vllm_compat._engine.amx import BLOCK_SIZE, lacks_amx
 from vllm_compat._engine.cores import Cores
+from vllm_compat._engine.sockets import close_sockets, find_sockets
 from vllm_compat._engine.vllm_engine import VllmEngine
 from vllm_compat._layers import check_layer_ids
 from vllm_compat.detection import detect
@@ -171,10 +172,12 @@ def _shut_down(held: list[Any]) -> None:
     from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
     core = held.pop()
+    sockets = find_sockets(core.model_executor)
     try:
         core.shutdown()
     except Exception as error:  # 0.20 to 0.22 on a CPU, in this process: the worker wants to wait for a GPU
         logger.warning("vLLM did not shut down cleanly: %s: %s", type(error).__name__, error)
     del core
+    close_sockets(sockets)
     gc.unfreeze()  # EngineCore froze what was alive at its start; vLLM itself thaws it from 0.20 on
     cleanup_dist_env_and_memory()
