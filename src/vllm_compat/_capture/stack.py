@@ -20,6 +20,10 @@ class Stack:
     a place for every layer: such models are rare, and pay in memory alone.
 
     A pass goes: ``begin``, a ``write`` of each layer, ``send``; then, before the next ``send``, ``fetch``.
+
+    The copy to the host begins with the next pass, or when it is waited for: a device copies to the host in one queue,
+    and the sampled tokens, for which the whole step waits, would stand in it behind the states (5 ms of a step of 196:
+    8B, four layers, one H200).
     """
 
     def __init__(self, num_layers: int) -> None:
@@ -30,6 +34,7 @@ class Stack:
         self._total = 0
         self._device: Any = None
         self._copy: HostCopy = InPlace()
+        self._due: tuple[list[Any], Sequence[tuple[int, int]]] | None = None
         self._buffers: dict[Kind, Any] = {}
 
     @property
@@ -39,6 +44,7 @@ class Stack:
 
     def begin(self, total: int) -> None:
         """A pass of ``total`` tokens; what a state has after as many rows is padding."""
+        self._start()
         self._total = total
         for rows in self.received:
             rows.clear()
@@ -68,7 +74,7 @@ class Stack:
             torch.add(parts[0][: self._total], parts[1][: self._total], out=state)
 
     def send(self, token_ids: Any, ranges: Sequence[tuple[int, int]]) -> None:
-        """Begin to copy rows of the pass to the host, once every layer has written.
+        """Have rows of the pass copied to the host, once every layer has written.
 
         Args:
             token_ids: those of the pass, then padding. The runner may write over them afterwards.
@@ -76,7 +82,9 @@ class Stack:
         """
         ids = self._room((token_ids.dtype,))
         ids.copy_(token_ids[: self._total])
-        self._copy.start([ids, *map(self._room, dict.fromkeys(self.kinds))], ranges)
+        self._due = [ids, *map(self._room, dict.fromkeys(self.kinds))], ranges
+        if not self._copy.late:
+            self._start()
 
     def fetch(self) -> Sequence[Any]:
         """The pass last sent, as tensors [tokens, ...]: its token ids, then a stack for each of ``kinds``. Of rows that
@@ -84,7 +92,13 @@ class Stack:
 
         Waits for the copy. They are good until the next ``write``.
         """
+        self._start()
         return self._copy.finish()
+
+    def _start(self) -> None:
+        due, self._due = self._due, None
+        if due:
+            self._copy.start(*due)
 
     def _room(self, kind: Kind) -> Any:
         """[tokens, ...], of one kind."""

@@ -29,7 +29,7 @@ _CONCERNED: Mapping[str, Callable[[ModelConfig], bool]] = {
     "expert-groups": lambda c: (c.text.get("n_group") or 1) > 1,
     "deepseek-rotary": lambda c: _of("deepseek", c) and not _has_yarn(c),
     "deepseek-build": lambda c: _of("deepseek", c),
-    "experts-avx2": lambda c: bool(
+    "experts": lambda c: bool(
         c.text.get("n_routed_experts") or c.text.get("num_experts") or c.text.get("num_local_experts")
     ),
     "kimi-gpu": lambda c: _of("kimi", c),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from functools import partial
 from typing import Any
@@ -98,6 +99,7 @@ def captured(
     options_of: Callable[[Sample], dict[str, Any]] = lambda _: {},
     forwarded: Callable[[int], None] = lambda _: None,
     spent: Spent | None = None,
+    take: Callable[[Sample, CapturedStates], None] | None = None,
 ) -> Generator[tuple[Sample, CapturedStates], None, None]:
     """Run samples through the engine, at most ``ahead`` at a time; yields each with its states as it finishes.
 
@@ -108,9 +110,11 @@ def captured(
         options_of: what ``make_request`` is told of a sample beside its tokens.
         forwarded: told of the tokens of each step.
         spent: the time of steps, and of waiting for states, is added to it.
+        take: gets each sample with its states, which are not yielded then. It is called beside a step.
 
     While the device is at work on a step, samples are read and queued, and the states of the last step's taken: between
-    two steps there is next to nothing to do. Requests that are still under way when the caller stops are aborted.
+    two steps there is next to nothing to do, and the less is done there by other threads, too, the sooner the device
+    has the next one. Requests that are still under way when the caller stops are aborted.
 
     Raises:
         CaptureError: states of a request that is not waited for, or none for one that has ended.
@@ -129,8 +133,22 @@ def captured(
             waiting[request_id] = sample
             left -= len(sample.token_ids)
 
+    def finished() -> Iterator[tuple[Sample, CapturedStates]]:
+        while ready:
+            states = ready.pop(0)
+            owner = waiting.pop(states.request_id, None)
+            if owner is None:
+                raise CaptureError(f"states came for {states.request_id!r}, which this run does not wait for")
+            ended.pop(states.request_id, None)
+            if take is None:
+                yield owner, states
+            else:
+                take(owner, states)
+
     def meanwhile() -> None:
         ready.extend(engine.get_captured_states(wait=False))
+        if take is not None:
+            deque(finished(), maxlen=0)
         admit()
 
     try:
@@ -149,13 +167,7 @@ def captured(
                     ready.extend(engine.get_captured_states())
             elif not tokens:
                 due.clear()  # where nothing is forwarded, nothing is handed out
-            while ready:
-                states = ready.pop(0)
-                owner = waiting.pop(states.request_id, None)
-                if owner is None:
-                    raise CaptureError(f"states came for {states.request_id!r}, which this run does not wait for")
-                ended.pop(states.request_id, None)
-                yield owner, states
+            yield from finished()
             if lost := [i for i in waiting if i in due]:
                 raise CaptureError(
                     f"{len(lost)} request(s) ended without states, first {lost[0]} of line {waiting[lost[0]].line} "
@@ -194,28 +206,31 @@ def _extract(
             else None
         )
 
-        def tell() -> int:
-            entries, spent.writers = writers.written(), writers.stalled
-            for entry in entries:
+        def tell() -> None:
+            nonlocal tokens
+            for entry in writers.written():
+                tokens += entry.tokens
                 if entry.skipped:
                     logger.warning("sample %d is left out, %s", entry.index, entry.skipped)
                 if bar:
                     bar.advance(entry.tokens, entry.bytes, spent)
-            return sum(entry.tokens for entry in entries)
+
+        def write(sample: Sample, states: CapturedStates) -> None:
+            with spent.on("writers"):
+                writers.submit(sample, states)
+            tell()
 
         samples = stack.enter_context(contextlib.closing(run.owed_samples()))
         stack.enter_context(stop.heeding())
         due = stop.until(neighbours(samples) if config.share_prefixes else samples)
         forwarded = Forwarded()
-        running = captured(engine, due, 2 * config.batch_size, options_of(plan, config, engine), forwarded.add, spent)
-        stream = stack.enter_context(contextlib.closing(running))
+        options = options_of(plan, config, engine)
+        running = captured(engine, due, 2 * config.batch_size, options, forwarded.add, spent, write)
         try:
-            for sample, states in stream:
-                writers.submit(sample, states)
-                tokens += tell()
+            deque(stack.enter_context(contextlib.closing(running)), maxlen=0)
             with spent.on("last_files"):
                 writers.close()
-            tokens += tell()
+            tell()
         except BaseException as error:
             if isinstance(error, CaptureError):
                 run.store.refuse()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 __all__ = ["Spent"]
@@ -16,9 +16,9 @@ class Spent:
     """Seconds that the engine's thread spent.
 
     Attributes:
-        steps: in the engine's steps, with all that is done beside the device's work.
+        steps: in the engine's steps, with what else is done beside the device's work.
         states: waiting for states on their way to the host, when no step was left to wait beside.
-        writers: waiting for room among what the writers have to write, while the device stood still.
+        writers: handing samples to the writers, nearly all of it waiting for room among what they have to write.
         last_files: waiting for the last files.
     """
 
@@ -26,15 +26,19 @@ class Spent:
     states: float = 0.0
     writers: float = 0.0
     last_files: float = 0.0
+    _counted: float = field(default=0.0, init=False, repr=False)
 
     @contextlib.contextmanager
-    def on(self, what: Literal["steps", "states", "last_files"]) -> Generator[None, None, None]:
-        """Count the time of the block."""
-        start = time.monotonic()
+    def on(self, what: Literal["steps", "states", "writers", "last_files"]) -> Generator[None, None, None]:
+        """Count the time of the block, but for what is counted inside it."""
+        start, before = time.monotonic(), self._counted
         try:
             yield
         finally:
-            setattr(self, what, getattr(self, what) + time.monotonic() - start)
+            took = time.monotonic() - start
+            inside = self._counted - before
+            setattr(self, what, getattr(self, what) + took - inside)
+            self._counted = before + took
 
     def told(self, seconds: float) -> str:
         """All of it as a sentence's end, and the rest of ``seconds``: rows read before the first step, files named."""

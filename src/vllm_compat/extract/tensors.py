@@ -16,6 +16,8 @@ from vllm_compat.types import LayerId, Tensor
 __all__ = ["Blob", "int64_blob", "stack_states"]
 
 _INFINITE = float("inf")
+_EXPONENT = {"bfloat16": 0x7F80, "float16": 0x7C00, "float32": 0x7F800000}  # of a value that is not finite
+_CHUNK = 1 << 19  # values that a core's own memory holds, so that they are fetched once
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +67,31 @@ def stack_states(states: Sequence[Tensor], layer_ids: Sequence[LayerId], save_dt
 
 
 def _check_finite(stack: Tensor, layer_ids: Sequence[LayerId]) -> None:
-    if abs(float(stack.min())) < _INFINITE and abs(float(stack.max())) < _INFINITE:  # both are NaN where one value is
+    if _all_finite(stack):
         return
     for at, layer_id in enumerate(layer_ids):  # a layer at a time: the comparison needs memory of its own
         good = (abs(stack[:, at]) < _INFINITE).all(-1)
         if not good.all():
             raise NonFiniteError(f"layer id {layer_id}: the state of token {good.tolist().index(False)} is not finite")
+
+
+def _all_finite(stack: Tensor) -> bool:
+    """In one pass over the memory, and on this thread alone.
+
+    torch would share it out over all cores. Its threads go on turning for a while when they have nothing more to do,
+    and keep the thread that feeds the device from its core: 4 ms of a step of 196 (8B, 16 cores, four writers). A value
+    that is not finite has an exponent of ones alone: its bits are the greatest numbers of their sign, as integers.
+    """
+    bits = _EXPONENT.get(str(stack.dtype).removeprefix("torch."))
+    if bits is None or not getattr(stack, "is_contiguous", lambda: False)():
+        least, most = float(stack.min()), float(stack.max())  # both are NaN where one value is
+        return abs(least) < _INFINITE and abs(most) < _INFINITE
+    torch: Any = import_module("torch")
+    size = stack.element_size()
+    sign = 1 << (8 * size - 1)
+    signed = stack.reshape(-1).view(getattr(torch, f"int{8 * size}")).numpy()
+    unsigned = signed.view(f"u{size}")
+    return all(
+        signed[begin : begin + _CHUNK].max() < bits and unsigned[begin : begin + _CHUNK].max() < sign + bits
+        for begin in range(0, len(signed), _CHUNK)
+    )

@@ -16,6 +16,7 @@ import pytest
 from vllm_compat.errors import UsageError
 from vllm_compat.extract import extract, files
 from vllm_compat.extract.spent import Spent
+from vllm_compat.extract.writers import Writers
 from vllm_compat.testing import FakeEngine
 from vllm_compat.types import CapturedStates, StepResult
 
@@ -131,6 +132,41 @@ def test_progress_is_told_of_every_file_and_closed(
     assert (count.total, count.tokens, count.sizes, count.closed) == (4, summary.tokens, summary.bytes, 1)
     assert count.spent is not None
     assert count.spent.steps > 0
+
+
+class Busy(FakeEngine):
+    """Knows whether the device is at work."""
+
+    at_work = False
+
+    def run_step(self, meanwhile: Callable[[], None] | None = None) -> StepResult:
+        def beside() -> None:
+            self.at_work = True
+            if meanwhile:
+                meanwhile()
+            self.at_work = False
+
+        return super().run_step(beside)
+
+
+def test_writers_get_their_work_while_the_device_has_its_own(
+    config: MakeConfig,
+    make_engine: MakeEngine,
+    write_rows: WriteRows,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine: Any = make_engine(Busy, max_num_batched_tokens=20)
+    submit, seen = Writers.submit, []
+
+    def watched(self: Any, sample: Any, states: Any) -> None:
+        seen.append((sample.index, engine.at_work))
+        submit(self, sample, states)
+
+    monkeypatch.setattr(Writers, "submit", watched)
+    write_rows([{"input_ids": [n] * 10} for n in range(10)])
+    assert extract(config(batch_size=4), engine).complete
+    assert [index for index, _ in seen] == list(range(10))
+    assert [beside for _, beside in seen] == [True] * 8 + [False] * 2, "all but the last step's"
 
 
 class Slow(FakeEngine):
