@@ -181,6 +181,7 @@ def _install_ourselves(session: nox.Session) -> None:
 
 def _environment(session: nox.Session, release: Release) -> dict[str, str]:
     env = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", **release.environment}
+    env["PYTHONDONTWRITEBYTECODE"] = ""  # where it is set, each process that a test starts compiles all of vLLM again
     if release.preload:
         env["LD_PRELOAD"] = ":".join(str(_library(session, name)) for name in release.preload)
     return env
