@@ -98,14 +98,14 @@ def test_other_shapes_of_models(name, config, stage):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"] + ["float16"] * ON_GPU)
 def test_dense_and_experts(dtype, config, stage):
     """DeepSeek-V3: the first layer is dense, and no rehearsal without one of experts."""
-    skip_if_faulty("deepseek-build", "experts")
+    skip_if_faulty("deepseek-build", "experts", "experts-amx")
     found = stage(config("deepseek_v3", layer_ids=(3,), dtype=dtype, engine_options=NO_CUSTOM_OPS))
     assert (found["num_layers"], found["of"], found["layer_ids"], found["nonfinite"]) == (2, 4, (1,), 0)
 
 
 def test_a_wrapper_is_cut_where_its_language_model_is(config, stage):
     """Kimi-K2.5: the vision tower beside it keeps its own number of layers."""
-    skip_if_faulty("kimi-start", "kimi-gpu", "deepseek-build", "experts")
+    skip_if_faulty("kimi-start", "kimi-gpu", "deepseek-build", "experts", "experts-amx")
     options = {"limit_mm_per_prompt": {"vision_chunk": 0}, **NO_CUSTOM_OPS}
     found = stage(config("kimi_k25", layer_ids=(1, "norm"), engine_options=options))
     assert (found["num_layers"], found["of"], found["layer_ids"]) == (3, 4, (1, "norm"))
@@ -172,7 +172,7 @@ def test_a_layer_whose_output_is_no_state(config, stage, model, tmp_path):
 def test_the_kv_cache_is_what_vllm_takes(name, open_engine, config):
     """Per token, on each GPU: of the engine's own account of its cache."""
     if name == "deepseek_v3":
-        skip_if_faulty("mla", "deepseek-build", "experts")
+        skip_if_faulty("mla", "deepseek-build", "experts", "experts-amx")
     options = NO_CUSTOM_OPS if name == "deepseek_v3" else {}
     engine = open_engine(name, layer_ids=[0], **options)
     groups = engine._scheduler.kv_cache_config.kv_cache_groups

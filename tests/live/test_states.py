@@ -18,7 +18,7 @@ def tapped(request, open_engine, model):
     """A model's folder, and an engine that captures all of it, under a budget that cuts prompts into pieces."""
     name = request.param
     if name == "deepseek_v3":
-        skip_if_faulty("deepseek-build", "experts")
+        skip_if_faulty("deepseek-build", "experts", "experts-amx")
     layers = [*range(4 if name == "deepseek_v3" else 6), "norm"]
     plain = PLAIN_OPS if MODELS[name] in FAULTS else {}
     return model(name), open_engine(name, layer_ids=layers, max_num_batched_tokens=64, **plain)
@@ -101,7 +101,7 @@ def llvmlite_without_dunders():
 @pytest.mark.usefixtures("llvmlite_without_dunders")
 def test_kimi_k25_text(open_engine, model):
     """A multimodal wrapper: the layers are the language model's, not the vision tower's, which has as many."""
-    skip_if_faulty("deepseek-build", "experts", "kimi-gpu")
+    skip_if_faulty("deepseek-build", "experts", "experts-amx", "kimi-gpu")
     if not detect().capabilities["kimi_k25"]:
         pytest.skip("this vLLM has no Kimi-K2.5")
     layers = [3, 0, "norm"]

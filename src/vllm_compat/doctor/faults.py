@@ -16,6 +16,10 @@ def _of(family: str, config: ModelConfig) -> bool:
     return family in " ".join((*config.architectures, *config.inner, str(config.text.get("model_type", "")))).lower()
 
 
+def _has_experts(config: ModelConfig) -> bool:
+    return any(config.text.get(name) for name in ("n_routed_experts", "num_experts", "num_local_experts"))
+
+
 def _has_yarn(config: ModelConfig) -> bool:
     return any("yarn" in str(config.text.get(name, "")) for name in ("rope_scaling", "rope_parameters"))
 
@@ -29,9 +33,8 @@ _CONCERNED: Mapping[str, Callable[[ModelConfig], bool]] = {
     "expert-groups": lambda c: (c.text.get("n_group") or 1) > 1,
     "deepseek-rotary": lambda c: _of("deepseek", c) and not _has_yarn(c),
     "deepseek-build": lambda c: _of("deepseek", c),
-    "experts": lambda c: bool(
-        c.text.get("n_routed_experts") or c.text.get("num_experts") or c.text.get("num_local_experts")
-    ),
+    "experts": _has_experts,
+    "experts-amx": _has_experts,
     "kimi-gpu": lambda c: _of("kimi", c),
     "kimi-start": lambda c: _of("kimi", c),
 }
