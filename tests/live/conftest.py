@@ -26,7 +26,7 @@ RANKS = int(os.environ.get("VLLM_COMPAT_LIVE_RANKS", "1"))  # the whole suite un
 CPU = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
 AMX = "amx_tile" in CPU
 # Faults of some CPUs alone, in float32, which the models here are in.
-ELSEWHERE = {"experts": "avx512f" in CPU and not AMX, "experts-amx": not AMX}
+ELSEWHERE = {"experts": "avx512f" in CPU and not AMX, "experts-amx": not AMX, "mla-amx": not AMX}
 FAULTS = {
     name: words for name, words in (RELEASE.faults if RELEASE and not ON_GPU else {}).items() if not ELSEWHERE.get(name)
 }
@@ -93,6 +93,8 @@ def open_engine(model: Callable[[str], Path]) -> Iterator[Callable[..., Any]]:
     now: dict[str, Any] = {}
 
     def open_or_reuse(name: str, **options: Any) -> Any:
+        if "mla-amx" in FAULTS and name in ("deepseek_v3", "kimi_k25"):
+            options["attention_backend"] = "CPU_MLA"
         key = repr((name, sorted(options.items())))
         if now.get("key") != key or now["engine"].closed:
             close()

@@ -28,6 +28,7 @@ def _has_yarn(config: ModelConfig) -> bool:
 _CONCERNED: Mapping[str, Callable[[ModelConfig], bool]] = {
     "amx": lambda _: False,  # open_engine sees to it
     "mla": lambda c: "kv_lora_rank" in c.text,
+    "mla-amx": lambda c: "kv_lora_rank" in c.text,
     "mla-sizes": lambda c: "kv_lora_rank" in c.text and _mla_sizes(c) != (512, 64),
     "rms-norm": lambda c: _of("qwen3", c),
     "expert-groups": lambda c: (c.text.get("n_group") or 1) > 1,
