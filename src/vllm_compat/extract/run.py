@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from functools import partial
 from typing import Any
@@ -140,15 +139,13 @@ def captured(
             if owner is None:
                 raise CaptureError(f"states came for {states.request_id!r}, which this run does not wait for")
             ended.pop(states.request_id, None)
-            if take is None:
-                yield owner, states
-            else:
-                take(owner, states)
+            yield owner, states
 
     def meanwhile() -> None:
         ready.extend(engine.get_captured_states(wait=False))
-        if take is not None:
-            deque(finished(), maxlen=0)
+        if take:
+            for sample, states in finished():
+                take(sample, states)
         admit()
 
     try:
@@ -167,7 +164,11 @@ def captured(
                     ready.extend(engine.get_captured_states())
             elif not tokens:
                 due.clear()  # where nothing is forwarded, nothing is handed out
-            yield from finished()
+            for sample, states in finished():
+                if take:
+                    take(sample, states)
+                else:
+                    yield sample, states
             if lost := [i for i in waiting if i in due]:
                 raise CaptureError(
                     f"{len(lost)} request(s) ended without states, first {lost[0]} of line {waiting[lost[0]].line} "
@@ -227,7 +228,7 @@ def _extract(
         options = options_of(plan, config, engine)
         running = captured(engine, due, 2 * config.batch_size, options, forwarded.add, spent, write)
         try:
-            deque(stack.enter_context(contextlib.closing(running)), maxlen=0)
+            list(stack.enter_context(contextlib.closing(running)))  # all of it goes to write, and nothing is left
             with spent.on("last_files"):
                 writers.close()
             tell()
