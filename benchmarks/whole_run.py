@@ -21,7 +21,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import random
 import shutil
 import signal
@@ -250,7 +249,7 @@ def gpus_mb() -> list[int]:
     if shutil.which("nvidia-smi") is None:
         return []
     query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
-    said = subprocess.run(query, capture_output=True, text=True, check=False, env={**os.environ}).stdout
+    said = subprocess.run(query, capture_output=True, text=True, check=False).stdout
     return [int(line) for line in said.split()]
 
 

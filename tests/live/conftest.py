@@ -40,7 +40,7 @@ if not ON_GPU:
     # One core for each rank; by default each of two ranks wants a NUMA node of its own, and one rank takes one core.
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "0|1")
     # Where vLLM itself binds nothing (from 0.20 on, in this process), threads of two suites on two cores would wait for
-    # each other at every barrier: a suite of four minutes took twelve.
+    # each other at every barrier.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # else vLLM compiles a helper of tensor parallel even when eager
 if "mla" in FAULTS:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
 from typing import Any
 
 import pytest
 
+from vllm_compat._engine import build
 from vllm_compat._engine.sockets import close_sockets, find_sockets
 
 zmq: Any = pytest.importorskip("zmq")
@@ -53,6 +56,31 @@ def test_all_of_an_executor_and_of_its_workers_are_found_once_and_closed(context
     close_sockets(found)
     assert all(socket.closed for socket in sockets)
     close_sockets(found)
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError("no GPU to wait for")])
+def test_they_are_closed_after_the_engine_is_shut_down(
+    context: Any, monkeypatch: pytest.MonkeyPatch, error: Exception | None
+) -> None:
+    socket = context.socket(zmq.SUB)
+    open_at_shutdown = []
+
+    class Core:
+        model_executor = Executor(Queue(socket))
+
+        def shutdown(self) -> None:
+            open_at_shutdown.append(not socket.closed)
+            if error:
+                raise error
+
+    state: Any = ModuleType("vllm.distributed.parallel_state")
+    state.cleanup_dist_env_and_memory = lambda: None
+    for name in ("vllm", "vllm.distributed"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, state.__name__, state)
+    build._shut_down([Core()])
+    assert open_at_shutdown == [True]
+    assert socket.closed
 
 
 def test_what_cannot_be_delivered_keeps_nobody_waiting() -> None:

@@ -172,8 +172,9 @@ def _shut_down(held: list[Any]) -> None:
     from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
     core = held.pop()
-    sockets = find_sockets(core.model_executor)
+    sockets: list[Any] = []
     try:
+        sockets = find_sockets(core.model_executor)
         core.shutdown()
     except Exception as error:  # 0.20 to 0.22 on a CPU, in this process: the worker wants to wait for a GPU
         logger.warning("vLLM did not shut down cleanly: %s: %s", type(error).__name__, error)
