@@ -42,6 +42,8 @@ if not ON_GPU:
     # Where vLLM itself binds nothing (from 0.20 on, in this process), threads of two suites on two cores would wait for
     # each other at every barrier.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # Ranks that wait for work ask for it without end; on two cores they kept everything else from them for good, once.
+    os.environ.setdefault("VLLM_SLEEP_WHEN_IDLE", "1")
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # else vLLM compiles a helper of tensor parallel even when eager
 if "mla" in FAULTS:
     os.environ["VLLM_MLA_DISABLE"] = "1"

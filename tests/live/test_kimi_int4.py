@@ -31,7 +31,6 @@ def engine(request, open_engine):
         load_format="dummy",
         max_model_len=2049,
         max_num_batched_tokens=512,
-        gpu_memory_utilization=0.95 / RANKS,  # two suites of two ranks may share their GPUs
         enable_expert_parallel=request.param == "expert-parallel",
     )
     engine._executor.collective_rpc(set_norms)

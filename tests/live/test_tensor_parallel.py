@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import gc
+import multiprocessing
 import os
+import shutil
 
 import oracle
 import pytest
 import torch
+import zmq
 
-from conftest import FLOAT32_ERROR, ON_GPU, prompt, run, skip_if_faulty
+import vllm_compat
+from conftest import FLOAT32_ERROR, ON_GPU, engine_options, prompt, run, skip_if_faulty
 
 LAYERS = [5, 0, "norm"]
 PROMPTS = {f"t{n}": prompt(length, seed=n) for n, length in enumerate((1, 90, 7, 200, 33))}
@@ -73,3 +78,25 @@ def test_states_outlive_the_engine_and_its_workers(engine):
     engine.close()
     for tensor, copy in zip(captured.hidden_states, copies, strict=True):
         assert torch.equal(tensor, copy)
+
+
+@pytest.mark.parametrize("fails", ["load_model", "_initialize_kv_caches"])
+def test_an_engine_that_does_not_start_leaves_no_worker(two_ranks, model, fails, monkeypatch, tmp_path):
+    """Workers that fail, and an engine that fails when they are up, as without room for the KV cache."""
+    from vllm.v1.engine.core import EngineCore
+
+    folder, message = str(model("llama")), "initialization failed"
+    if fails == "load_model":
+        shutil.copy(model("llama") / "config.json", folder := str(tmp_path))
+    else:
+        message = "no room, on purpose"
+        monkeypatch.setattr(EngineCore, fails, no_room)
+    options = {**engine_options(), "tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
+    with pytest.raises(Exception, match=message):
+        vllm_compat.open_engine(folder, layer_ids=LAYERS, **options)
+    assert [process.name for process in multiprocessing.active_children() if "Worker" in process.name] == []
+    assert not [item for item in gc.get_objects() if isinstance(item, zmq.Socket) and not item.closed]
+
+
+def no_room(*args, **kwargs):
+    raise RuntimeError("no room, on purpose")

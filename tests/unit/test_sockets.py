@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from vllm_compat._engine import build
+from vllm_compat._engine import lifetime
 from vllm_compat._engine.sockets import close_sockets, find_sockets
 
 zmq: Any = pytest.importorskip("zmq")
@@ -78,7 +78,7 @@ def test_they_are_closed_after_the_engine_is_shut_down(
     for name in ("vllm", "vllm.distributed"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setitem(sys.modules, state.__name__, state)
-    build._shut_down([Core()])
+    lifetime.shut_down([Core()])
     assert open_at_shutdown == [True]
     assert socket.closed
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
-import gc
 import logging
 from typing import Any
 
@@ -13,7 +12,7 @@ from vllm_compat._adapters.registry import Adapter, named
 from vllm_compat._capture.extension import EXTENSION
 from vllm_compat._engine.amx import BLOCK_SIZE, lacks_amx
 from vllm_compat._engine.cores import Cores
-from vllm_compat._engine.sockets import close_sockets, find_sockets
+from vllm_compat._engine.lifetime import shut_down, start
 from vllm_compat._engine.vllm_engine import VllmEngine
 from vllm_compat._layers import check_layer_ids
 from vllm_compat.detection import detect
@@ -64,11 +63,8 @@ def build(
         shares = bool(arguments.get("enable_prefix_caching"))
         layer_ids = _checked_for_capture(config, layer_ids, UsageError, shares=shares)
 
-    from vllm.v1.engine.core import EngineCore
-    from vllm.v1.executor.abstract import Executor
-
     cores = Cores()
-    core = cores.opened(lambda: EngineCore(config, Executor.get_class(config), log_stats=False))
+    core = cores.opened(lambda: start(config))
     try:
         caches = config.cache_config.enable_prefix_caching
         return _engine(
@@ -82,7 +78,7 @@ def build(
             cores=cores,
         )
     except BaseException:
-        _shut_down([core])
+        shut_down([core])
         raise
 
 
@@ -120,7 +116,7 @@ def _engine(
         scheduler=scheduler,
         executor=executor,
         layer_ids=layer_ids,
-        shut_down=functools.partial(_shut_down, [core]) if owned else None,
+        shut_down=functools.partial(shut_down, [core]) if owned else None,
         shared_states_bytes=shared_states_bytes,
         cores=cores,
     )
@@ -159,26 +155,3 @@ def _checked_for_capture(
         if getattr(parallel, name, 1) > 1:
             raise error(f"{name}={getattr(parallel, name)}: capturing is for {name}=1 (use tensor_parallel_size)")
     return check_layer_ids(layer_ids, model.hf_text_config.num_hidden_layers)
-
-
-def _shut_down(held: list[Any]) -> None:
-    """Shut an EngineCore down and leave the process fit to open another.
-
-    A fault of vLLM's own on the way out is logged and no more: what the engine was opened for is done by then.
-
-    Args:
-        held: the EngineCore alone. It is taken out, or the model would still be in use when memory is given back.
-    """
-    from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
-
-    core = held.pop()
-    sockets: list[Any] = []
-    try:
-        sockets = find_sockets(core.model_executor)
-        core.shutdown()
-    except Exception as error:  # 0.20 to 0.22 on a CPU, in this process: the worker wants to wait for a GPU
-        logger.warning("vLLM did not shut down cleanly: %s: %s", type(error).__name__, error)
-    del core
-    close_sockets(sockets)
-    gc.unfreeze()  # EngineCore froze what was alive at its start; vLLM itself thaws it from 0.20 on
-    cleanup_dist_env_and_memory()
