@@ -14,7 +14,7 @@ __all__ = ["speculators"]
 
 _MODULE = "speculators.data_generation.vllm_hidden_states_generator"
 _UTILIZATION = 0.8  # its own default
-_BLOCK = 128  # vLLM's own on a CPU
+_BLOCK = 128  # vLLM's own on a CPU, unless the others are given another
 
 
 def speculators(settings: Settings, work: Work) -> Figures:
@@ -69,6 +69,7 @@ def _adapt(module: Any, settings: Settings) -> tuple[str, ...]:
         room = int(settings.kv_cache_gib * 2**30 / (_UTILIZATION * module.CACHE_MEMORY_FRACTION))
         module.mem_get_info = lambda: (room, room)
         notes.append("no GPU: mem_get_info replaced")
-        notes.append(f"VLLM_BLOCK_SIZE {module.VLLM_BLOCK_SIZE} -> {_BLOCK}")
-        module.VLLM_BLOCK_SIZE = _BLOCK
+        size = settings.engine_options.get("block_size", _BLOCK)
+        notes.append(f"VLLM_BLOCK_SIZE {module.VLLM_BLOCK_SIZE} -> {size}")
+        module.VLLM_BLOCK_SIZE = size
     return tuple(notes)
