@@ -13,7 +13,7 @@ from conftest import FLOAT32_ERROR, ON_GPU, prompt, run
 LAYERS = [5, 0, "norm"]
 
 
-@pytest.fixture(params=[4096, 64], ids=["whole", "pieces"])
+@pytest.fixture(scope="module", params=[4096, 64], ids=["whole", "pieces"])
 def engine(request, open_engine):
     return open_engine(
         "llama", layer_ids=LAYERS, enable_prefix_caching=True, max_num_batched_tokens=request.param, block_size=16
