@@ -99,6 +99,17 @@ class RunFolder:
                 why = f"{sample.overlong} tokens, and the limit is {self._plan.input.max_tokens}"
                 self.store.skip(Entry(sample.index, "", 0, "", sample.overlong, None, sample.id, skipped=why))
 
+    def needs_engine(self) -> bool:
+        """Whether a sample is still to be computed. Those before it that are too long are left out on the way.
+
+        Raises:
+            InputChangedError: the input is not the one that was checked.
+        """
+        if self.num_owed == self.num_owed_duplicates:
+            return False
+        with contextlib.closing(self.owed_samples()) as samples:
+            return next(samples, None) is not None
+
     def seal(self, effort: Effort, num_layers: int | None) -> Summary:
         """Prove that all is done, write the sidecars, and say so in ``run.json``; or leave that to the last shard.
 

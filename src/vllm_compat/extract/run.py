@@ -74,7 +74,7 @@ def extract(
         log_plan(plan, config, run.done, expected)
         expected.require_room()
         effort, num_layers = Effort(), plan.num_layers
-        if run.num_owed > run.num_owed_duplicates:
+        if run.needs_engine():
             with contextlib.ExitStack() as stack:
                 if engine is None:
                     if config.rehearsal:

@@ -60,6 +60,29 @@ def test_samples_that_are_too_long_are_left_out_and_named(
     assert not [p for p in verdict.first if "states are float32" not in p.what]
 
 
+def test_no_engine_is_opened_for_samples_that_are_all_left_out(
+    config: MakeConfig, make_engine: MakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model may take twenty minutes to load."""
+
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("an engine is opened")
+
+    monkeypatch.setattr("vllm_compat.engine.open_engine", never)
+    asked = config(overlong="skip", max_seq_len=3)
+    WRITERS["plain"](tmp_path / "data.jsonl", ROWS[3:])
+    assert extract(asked).skipped == 2
+    WRITERS["plain"](tmp_path / "long-first.jsonl", ROWS[::-1])
+    asked = config(
+        overlong="skip", max_seq_len=3, prepared_data=tmp_path / "long-first.jsonl", output_dir=tmp_path / "o"
+    )
+    with pytest.raises(AssertionError, match="an engine is opened"):
+        extract(asked)
+    summary = extract(asked, make_engine())
+    assert (summary.samples, summary.skipped, summary.kept) == (5, 2, 2)
+    assert verify(VerifyConfig(tmp_path / "o")).scan.skipped == 2
+
+
 def test_samples_that_are_too_long_are_all_refused(config: MakeConfig, tmp_path: Path) -> None:
     WRITERS["plain"](tmp_path / "data.jsonl", ROWS)
     with pytest.raises(InputError) as caught:
