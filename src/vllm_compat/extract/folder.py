@@ -105,8 +105,8 @@ class RunFolder:
         Raises:
             InputChangedError: the input is not the one that was checked.
         """
-        if self.num_owed == self.num_owed_duplicates:
-            return False
+        if self.num_owed == self.num_owed_duplicates or not self._plan.input.num_left_out:
+            return self.num_owed > self.num_owed_duplicates
         with contextlib.closing(self.owed_samples()) as samples:
             return next(samples, None) is not None
 
