@@ -70,11 +70,15 @@ def test_they_are_closed_after_the_engine_is_shut_down(
 
         def shutdown(self) -> None:
             open_at_shutdown.append(not socket.closed)
-            if error:
-                raise error
+            clean_up()
 
     state: Any = ModuleType("vllm.distributed.parallel_state")
-    state.cleanup_dist_env_and_memory = lambda: None
+
+    def clean_up() -> None:
+        if error:
+            raise error
+
+    state.cleanup_dist_env_and_memory = clean_up
     for name in ("vllm", "vllm.distributed"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setitem(sys.modules, state.__name__, state)

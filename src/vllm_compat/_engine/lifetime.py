@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
+from collections.abc import Generator
 from typing import Any
 
 from vllm_compat._engine.sockets import close_sockets, find_sockets
@@ -22,17 +24,16 @@ def start(config: Any) -> Any:
     from vllm.v1.engine.core import EngineCore
     from vllm.v1.executor.abstract import Executor
 
-    executor_class: Any = Executor.get_class(config)
     held: list[Any] = []
+    executor_class: Any = Executor.get_class(config)
 
-    def build_executor(vllm_config: Any) -> Any:
-        executor = executor_class.__new__(executor_class)
-        held.append(executor)  # before its own start, which may fail, too
-        executor.__init__(vllm_config)
-        return executor
+    class Held(executor_class):  # type: ignore[misc]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            held.append(self)  # before its own start, which may fail, too
+            super().__init__(*args, **kwargs)
 
     try:
-        core = EngineCore(config, build_executor, log_stats=False)
+        core = EngineCore(config, Held, log_stats=False)
     except BaseException:
         if held:
             shut_down(held)
@@ -54,12 +55,19 @@ def shut_down(held: list[Any]) -> None:
 
     one = held.pop()
     sockets: list[Any] = []
-    try:
+    with _logged():  # 0.20 to 0.22 on a CPU, in this process: the worker wants to wait for a GPU
         sockets = find_sockets(getattr(one, "model_executor", one))
         one.shutdown()
-    except Exception as error:  # 0.20 to 0.22 on a CPU, in this process: the worker wants to wait for a GPU
-        logger.warning("vLLM did not shut down cleanly: %s: %s", type(error).__name__, error)
     del one
     close_sockets(sockets)
     gc.unfreeze()  # EngineCore froze what was alive at its start; vLLM itself thaws it from 0.20 on
-    cleanup_dist_env_and_memory()
+    with _logged():  # a device that failed fails here again, and must not hide why
+        cleanup_dist_env_and_memory()
+
+
+@contextlib.contextmanager
+def _logged() -> Generator[None, None, None]:
+    try:
+        yield
+    except Exception as error:
+        logger.warning("vLLM did not shut down cleanly: %s: %s", type(error).__name__, error)

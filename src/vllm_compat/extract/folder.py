@@ -105,8 +105,9 @@ class RunFolder:
         Raises:
             InputChangedError: the input is not the one that was checked.
         """
-        if self.num_owed == self.num_owed_duplicates or not self._plan.input.num_left_out:
-            return self.num_owed > self.num_owed_duplicates
+        any_owed = self.num_owed > self.num_owed_duplicates
+        if not any_owed or not self._plan.input.num_left_out:
+            return any_owed
         with contextlib.closing(self.owed_samples()) as samples:
             return next(samples, None) is not None
 
