@@ -17,9 +17,11 @@ run however long it is. ``--compiled`` measures an engine that vLLM compiles, wi
 default, and nothing else: the faster of it and ``plain`` is vLLM's own best. With ``--disk`` what the disk under
 ``--output`` can take is measured last: files as large as a sample's, written by as many threads, each synced.
 ``peak_bytes`` is the most device memory that torch had allocated during the run on each rank, the model's own included;
-``step_ms`` the median length of a step whose budget is full, ``between_ms`` what a step's successor waited on average;
-``attach_seconds`` what our own start takes beside vLLM's; ``tokens_of_ranks`` what each rank captured. ``--head``
-writes what ``verify`` needs of a model of made-up weights for its self-check: config, final norm and ``lm_head``.
+``step_ms`` the median length of a step whose budget is full, ``between_ms`` what a step's successor waited on average.
+``pass_ms`` is the median time of such a step's pass on each rank's device, from its call to its last kernel;
+``gap_ms`` that from there to the next pass: sampling, and the way through the host. ``attach_seconds`` is what our own
+start takes beside vLLM's; ``tokens_of_ranks`` what each rank captured. ``--head`` writes what ``verify`` needs of a
+model of made-up weights for its self-check: config, final norm and ``lm_head``.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +110,9 @@ def build(arguments: argparse.Namespace, *, enforce_eager: bool = True) -> Any:
     }
     known = {field.name for field in dataclasses.fields(EngineArgs)}
     config = EngineArgs(**{k: v for k, v in options.items() if k in known}).create_engine_config()
-    return EngineCore(config, Executor.get_class(config), log_stats=False)
+    core = EngineCore(config, Executor.get_class(config), log_stats=False)
+    core.model_executor.collective_rpc(watch)
+    return core
 
 
 def measure_compiled(arguments: argparse.Namespace) -> None:
@@ -168,7 +173,7 @@ def run(core: Any, way: str, layers: list[Any], arguments: argparse.Namespace) -
 
         for request_id, token_ids in prompts.items():
             engine.make_request(token_ids, request_id=request_id, ignore_eos=True)
-        core.model_executor.collective_rpc(forget_peak)
+        core.model_executor.collective_rpc(forget)
         steps = Steps(engine, arguments.budget)
         start = time.perf_counter()
         while engine.has_unfinished:
@@ -223,10 +228,12 @@ class Steps:
 
 
 def about_ranks(core: Any) -> dict[str, Any]:
-    """The most memory of each rank, and the tokens that each captured."""
-    replies = core.model_executor.collective_rpc(peak_and_tokens)
-    tokens = next((found for _, found in replies if found), None)  # all ranks keep the same account
-    return {"peak_bytes": [found for found, _ in replies], **({"tokens_of_ranks": tokens} if tokens else {})}
+    """What each rank found, and the tokens that each captured."""
+    replies = core.model_executor.collective_rpc(found)
+    tokens = next((reply.pop("tokens") for reply in replies if reply["tokens"]), None)  # all keep the same account
+    names = ("peak_bytes", "pass_ms", "gap_ms")
+    ranks = {name: [reply[name] for reply in replies] for name in names if replies[0][name] is not None}
+    return {**ranks, **({"tokens_of_ranks": tokens} if tokens else {})}
 
 
 class _Clock:
@@ -262,7 +269,7 @@ def extracted(core: Any, layers: list[Any], arguments: argparse.Namespace) -> di
             max_seq_len=arguments.length,
             writers=arguments.writers,
         )
-        core.model_executor.collective_rpc(forget_peak)
+        core.model_executor.collective_rpc(forget)
         steps = Steps(engine, arguments.budget)
         summary = extract(config, engine, progress=_Clock)
         seconds = time.perf_counter() - _Clock.start
@@ -317,21 +324,52 @@ def prompt(number: int, length: int, vocab_size: int) -> list[int]:
     return random.Random(number).choices(range(vocab_size), k=length)
 
 
-def forget_peak(worker: Any) -> None:
+def watch(worker: Any) -> None:
+    """Run in the worker, before any tap: mark where each pass begins and ends on the device."""
+    import torch
+
+    worker.benchmark_passes = []
+    execute_model, passes = worker.model_runner.execute_model, worker.benchmark_passes
+    if not torch.cuda.is_available():
+        return
+
+    def marked(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        output = execute_model(scheduler_output, *args, **kwargs)
+        end.record()
+        passes.append((scheduler_output.total_num_scheduled_tokens, begin, end))
+        return output
+
+    worker.model_runner.execute_model = marked
+
+
+def forget(worker: Any) -> None:
     """Run in the worker."""
     import torch
 
+    worker.benchmark_passes.clear()
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
 
 
-def peak_and_tokens(worker: Any) -> tuple[int, list[int] | None]:
+def found(worker: Any) -> dict[str, Any]:
     """Run in the worker."""
     import torch
 
     tap = getattr(worker, "vllm_compat_tap", None)
-    most = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
-    return most, None if tap is None else list(tap._division._tokens)
+    told: dict[str, Any] = dict.fromkeys(("pass_ms", "gap_ms"))
+    told |= {"tokens": None if tap is None else list(tap._division._tokens), "peak_bytes": 0}
+    passes = worker.benchmark_passes
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+        most = max(tokens for tokens, _, _ in passes)
+        full = [begin.elapsed_time(end) for tokens, begin, end in passes if tokens == most]
+        gaps = [end.elapsed_time(begin) for (_, _, end), (_, begin, _) in pairwise(passes)]
+        told["peak_bytes"] = torch.cuda.max_memory_allocated()
+        told["pass_ms"] = round(statistics.median(full), 2)
+        told["gap_ms"] = round(statistics.median(gaps), 2) if gaps else None
+    return told
 
 
 def write_head(core: Any, model: Path, folder: Path) -> None:
