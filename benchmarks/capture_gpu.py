@@ -219,10 +219,12 @@ class Steps:
     def told(self, seconds: float) -> dict[str, Any]:
         """``seconds`` are those of the whole run."""
         full = [length for length, tokens in self._all if tokens == self._budget]
+        longest = [(length * 1e3, n) for n, (length, _) in enumerate(self._all)]
         between = (seconds - sum(length for length, _ in self._all)) / max(len(self._all), 1)
         return {
             "steps": len(self._all),
             "step_ms": round(statistics.median(full) * 1e3, 2) if full else None,
+            "longest_ms": {n: round(ms, 1) for ms, n in sorted(longest, reverse=True)[:4]},
             "between_ms": round(between * 1e3, 2),
         }
 

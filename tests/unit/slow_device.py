@@ -7,7 +7,8 @@ one that is done at once writes over rows that nobody has taken out yet. A test 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 STALE = -77
@@ -86,6 +87,7 @@ class SlowDevice:
         self.pinned_rows.append(len(tensor))
         return tensor.new_full(tensor.shape, STALE)
 
-    def copy(self, stream: Stream, target: Any, source: Any) -> None:
-        self.log.append(f"{stream.name} copies {list(source.shape)}")
-        stream.add(lambda: target.copy_(source))
+    def copy(self, stream: Stream, pairs: Sequence[tuple[Any, Any]]) -> None:
+        for target, source in pairs:
+            self.log.append(f"{stream.name} copies {list(source.shape)}")
+            stream.add(functools.partial(target.copy_, source))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from vllm_compat._capture.host import HostCopy, InPlace, host_copy
+from vllm_compat._capture.host import HostCopy, InPlace, host_copy, planes
 
 __all__ = ["Kind", "Stack"]
 
@@ -20,10 +20,6 @@ class Stack:
     a place for every layer: such models are rare, and pay in memory alone.
 
     A pass goes: ``begin``, a ``write`` of each layer, ``send``; then, before the next ``send``, ``fetch``.
-
-    The copy to the host begins with the next pass, or when it is waited for: a device copies to the host in one queue,
-    and the sampled tokens, for which the whole step waits, would stand in it behind the states (5 ms of a step of 196:
-    8B, four layers, one H200).
     """
 
     def __init__(self, num_layers: int) -> None:
@@ -34,7 +30,6 @@ class Stack:
         self._total = 0
         self._device: Any = None
         self._copy: HostCopy = InPlace()
-        self._due: tuple[list[Any], Sequence[tuple[int, int]]] | None = None
         self._buffers: dict[Kind, Any] = {}
 
     @property
@@ -44,7 +39,6 @@ class Stack:
 
     def begin(self, total: int) -> None:
         """A pass of ``total`` tokens; what a state has after as many rows is padding."""
-        self._start()
         self._total = total
         for rows in self.received:
             rows.clear()
@@ -60,7 +54,7 @@ class Stack:
         if self._device is None:
             self._device = parts[0].device
             self._copy = host_copy(self._device)
-        if not any(self.received):  # not in begin: the copy of the last pass goes on beside the layers before this one
+        if not any(self.received):  # not in begin: the last pass is copied beside the layers before this one
             self._copy.before_write()
         self.received[place].append(rows)
         if rows < self._total:
@@ -82,9 +76,7 @@ class Stack:
         """
         ids = self._room((token_ids.dtype,))
         ids.copy_(token_ids[: self._total])
-        self._due = [ids, *map(self._room, dict.fromkeys(self.kinds))], ranges
-        if not self._copy.late:
-            self._start()
+        self._copy.send([ids, *map(self._room, dict.fromkeys(self.kinds))], ranges)
 
     def fetch(self) -> Sequence[Any]:
         """The pass last sent, as tensors [tokens, ...]: its token ids, then a stack for each of ``kinds``. Of rows that
@@ -92,13 +84,7 @@ class Stack:
 
         Waits for the copy. They are good until the next ``write``.
         """
-        self._start()
         return self._copy.finish()
-
-    def _start(self) -> None:
-        due, self._due = self._due, None
-        if due:
-            self._copy.start(*due)
 
     def _room(self, kind: Kind) -> Any:
         """[tokens, ...], of one kind."""
@@ -106,7 +92,7 @@ class Stack:
 
         if kind not in self._buffers or len(self._buffers[kind]) < self._total:
             self._buffers.pop(kind, None)  # before the next is made: not both at once
-            dtype, *shape = kind
+            dtype, *dimensions = kind
             with torch.inference_mode(False):  # so that it may be written in any mode
-                self._buffers[kind] = torch.empty((self._total, *shape), dtype=dtype, device=self._device)
+                self._buffers[kind] = planes(self._total, *dimensions, dtype=dtype, device=self._device)
         return self._buffers[kind][: self._total]
