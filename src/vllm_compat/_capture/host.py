@@ -133,7 +133,7 @@ def planes(rows: int, *dimensions: int, **options: Any) -> Any:
 
 
 def _each_plane(tensor: Any) -> Sequence[Any]:
-    return [tensor] if tensor.dim() == 1 else tensor.unbind(1)  # type: ignore[no-any-return]
+    return [tensor] if tensor.dim() == 1 else tensor.unbind(1)
 
 
 def _joined(ranges: Sequence[tuple[int, int]], tensor: Any) -> list[tuple[int, int]]:
