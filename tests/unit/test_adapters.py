@@ -14,7 +14,7 @@ import pytest
 from tests.unit.vllm_tree import REQUEST_0_11, REQUEST_0_32, importing, write_distribution, write_vllm
 
 from vllm_compat._adapters import registry, request, rows, step
-from vllm_compat._adapters.outputs import ByValue, RequestOutput
+from vllm_compat._adapters.outputs import ByValue
 from vllm_compat._adapters.registry import VARIATIONS, Adapter, behaviours, choose, named
 from vllm_compat._adapters.request import BySignature
 from vllm_compat._adapters.rows import PersistentBatch, SortedBatch, first_position
@@ -403,22 +403,23 @@ def test_an_update_by_client_is_read_whole() -> None:
         1: SimpleNamespace(outputs=[]),
         2: SimpleNamespace(outputs=[part("c", np.array([3], dtype=np.int64), Reason())]),
     }
-    read = list(ByValue().read(update))
-    assert read == [
-        RequestOutput("a", (1, 2), None),
-        RequestOutput("b", (), "length"),
-        RequestOutput("c", (3,), "length"),
-    ]
-    assert [type(t) for output in read for t in output.token_ids] == [int, int, int]
+    sampled, finished = ByValue().read(update)
+    assert (sampled, finished) == ({"a": (1, 2), "c": (3,)}, {"b": "length", "c": "length"})
+    assert [type(t) for token_ids in sampled.values() for t in token_ids] == [int, int, int]
 
 
 def test_an_update_of_one_object_is_read() -> None:
-    assert list(ByValue().read(SimpleNamespace(outputs=[part("a", [1])]))) == [RequestOutput("a", (1,), None)]
+    assert ByValue().read(SimpleNamespace(outputs=[part("a", [1])])) == ({"a": (1,)}, {})
+
+
+def test_tokens_that_come_in_two_outputs_of_a_request_are_joined() -> None:
+    update = SimpleNamespace(outputs=[part("a", [1]), part("a", [2], Reason())])
+    assert ByValue().read(update) == ({"a": (1, 2)}, {"a": "length"})
 
 
 @pytest.mark.parametrize("update", [None, {}])
 def test_an_empty_update_has_no_outputs(update: Any) -> None:
-    assert list(ByValue().read(update)) == []
+    assert ByValue().read(update) == ({}, {})
 
 
 # rows

@@ -236,19 +236,14 @@ class VllmEngine(Engine):
         scheduler_output = self._scheduler.schedule()
         self._require_progress(scheduler_output)
         output = self._step.execute(self._executor, self._scheduler, scheduler_output, meanwhile)
-        sampled: dict[str, tuple[int, ...]] = {}
-        finished: dict[str, str] = {}
-        for request_id, token_ids, reason in self._reader.read(
-            self._scheduler.update_from_output(scheduler_output, output)
-        ):
-            if token_ids:
-                sampled[request_id] = sampled[request_id] + token_ids if request_id in sampled else token_ids
-            if reason:
-                finished[request_id] = reason
+        sampled, finished = self._reader.read(self._scheduler.update_from_output(scheduler_output, output))
+        for request_id, token_ids in sampled.items():
             if tracked := self._tracked.get(request_id):
                 tracked.output_token_ids += token_ids
+        for request_id, reason in finished.items():
+            if tracked := self._tracked.get(request_id):
                 tracked.finish_reason = reason
-            elif reason and self._capture:
+            elif self._capture:
                 self._strangers.append(request_id)
         return StepResult(
             MappingProxyType(dict(scheduler_output.num_scheduled_tokens)),
