@@ -1,4 +1,4 @@
-"""The states of one forward pass, side by side, from the layers to the host's memory."""
+"""The states of one forward pass, from the layers to the host's memory."""
 
 from __future__ import annotations
 

@@ -55,8 +55,8 @@ class Tap:
     """Taps on one worker's model and runner, from construction to ``remove``.
 
     A pass goes: ``execute_model`` arms the taps, the hooks and the model's forward write the layers' states into a
-    stack on the device, and once the runner is back it is settled whose its rows are, and the copy to the host begins.
-    The rows are given to their owners while the device is at work on the next pass, or when they are waited for.
+    stack on the device, and once the runner is back it is settled whose its rows are. They are copied to the host, and
+    given to their owners, while the device is at work on the next pass, or when they are waited for.
     """
 
     def __init__(
