@@ -93,13 +93,20 @@ def test_tensors_of_several_kinds_have_pinned_memory_each() -> None:
 
 
 def test_of_a_pass_only_the_rows_asked_for_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vllm_compat._capture.host._SHORT_BYTES", 16)  # two rows of one int64
-    device = SlowDevice()
+    monkeypatch.setattr("vllm_compat._capture.host._SHORT_BYTES", 16)  # two rows of one int64, one of three floats
+    device, states = SlowDevice(), planes(10, 2, 3)
+    states.copy_(torch.arange(60).view(10, 2, 3))
     copy = SideStream(device)  # type: ignore[arg-type]
-    copy.send([torch.arange(10)], [(1, 3), (6, 7), (9, 10)])
-    (found,) = copy.finish()
-    assert [line for line in device.log if "copies" in line] == ["side copies [2]", "side copies [4]"]
-    assert found.tolist() == [STALE, 1, 2, STALE, STALE, STALE, 6, 7, 8, 9]
+    copy.send([torch.arange(10), states], [(1, 3), (6, 7), (9, 10)])
+    ids, found = copy.finish()
+    assert [line for line in device.log if "copies" in line] == [
+        *("side copies [2]", "side copies [4]"),
+        *["side copies [2, 3]"] * 2, *["side copies [1, 3]"] * 4,
+    ]  # fmt: skip
+    assert ids.tolist() == [STALE, 1, 2, STALE, STALE, STALE, 6, 7, 8, 9]
+    copied = [1, 2, 6, 9]
+    assert torch.equal(found[copied], states[copied])
+    assert found[[0, 3, 4, 5, 7, 8]].unique().tolist() == [STALE]
 
 
 def test_rows_of_every_other_request_are_copied_at_once_where_they_are_few() -> None:
